@@ -1,0 +1,130 @@
+"""Settings of one node: what each means, its unit, its default, and why that default.
+
+Plain frozen data, safe to share between threads and to pickle. No reading of files here:
+`inventory.py` fills these from fleet.yaml, `cli.py` from the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+HostKeys = Literal["strict", "accept-new", "off"]
+Jobs = Literal["spare", "kill"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a node is reached over SSH."""
+
+    address: str
+    """Host name, IPv4 or IPv6 address without brackets. In fleet.yaml it defaults to the node's name."""
+
+    user: str = "root"
+    """Login name. root, because killing other users' processes and reading their descriptors needs it."""
+
+    port: int = 22
+
+    identity_file: tuple[str, ...] = ()
+    """Private keys, `~` already expanded. Empty: the agent and the usual files in ~/.ssh. Given:
+    these alone are offered, so that no server cuts us off for too many tries."""
+
+    known_hosts: tuple[str, ...] = ()
+    """known_hosts files, `~` already expanded. Empty: the user's and the system's usual ones."""
+
+    host_keys: HostKeys = "strict"
+    """strict refuses unknown keys: a root login handed to the wrong machine can't be taken back."""
+
+    ssh_config: tuple[str, ...] | Literal[False] = ()
+    """OpenSSH configuration files; empty: the usual ones, False: none."""
+
+    jump: tuple[str, ...] = ()
+    """Names of jump hosts, first hop first. Empty: a direct connection."""
+
+    sudo: bool = False
+    """Run the node's script through `sudo -n` (never asks for a password: parallel prompts can't work)."""
+
+    connect_timeout_s: float = 10.0
+    """Limit of each stage of connecting. 10 s: a loaded node answers in 2 to 3, a dead one never."""
+
+    @property
+    def ssh_command(self) -> str:
+        """What a person types to get there: `ssh -p 2222 root@192.0.2.7`."""
+        port = f" -p {self.port}" if self.port != 22 else ""
+        return f"ssh{port} {self.user}@{self.address}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take on a node, in seconds. Measured facts, not settings of a fleet."""
+
+    smi_s: float = 30.0
+    """One nvidia-smi: it blocks for seconds while memory is torn down and can take 25 s when idle."""
+
+    tool_s: float = 30.0
+    """Any other tool: only a process that hangs its readers takes more than a second."""
+
+    still_s: float = 10.0
+    """A reading that stays the same so long, with nobody left to free it, is held by nobody."""
+
+    odd_s: float = 1.0
+    """The same for a reading that isn't a number: words don't change by waiting."""
+
+    unkillable_s: float = 30.0
+    """So long after KILL a thread in state D may be called unkillable: 40 GB of pinned host memory
+    took 9 s to free."""
+
+    frozen_s: float = 5.0
+    """... if its CPU time stood still this long: freeing costs CPU time."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a node must look like to be CLEAN, what may be killed, and how long that may take."""
+
+    gpus: int = 8
+    """GPUs that nvidia-smi must list, each index once. 8: a Blackwell or Hopper HGX node."""
+
+    workload: tuple[str, ...] = ("sglang",)
+    """Regular expressions, searched in full command lines: these are the workload wherever they run."""
+
+    interpreters: tuple[str, ...] = ("python3",)
+    """Regular expressions, searched in command lines and in the executable: workload unless sheltered."""
+
+    protect: tuple[str, ...] = ()
+    """Never killed, beside the built-in list: program names, `unit:NAME`, `user:NAME`."""
+
+    jobs: Jobs = "spare"
+    """What a candidate in a Slurm job or a pod means: `spare` skips the node, `kill` kills it as well."""
+
+    grace_s: float = 0.0
+    """Seconds between TERM and KILL. 0, straight KILL, as in the command that gpufleet replaces."""
+
+    settle_s: float = 0.5
+    """Seconds between the two samples that must both be clean. 0.5 s: a supervisor's first restart
+    (systemd's RestartSec is 0.1 s) falls into it."""
+
+    attempts: int = 3
+    """How many times something new or surviving may be killed. Waiting for memory isn't an attempt."""
+
+    tolerance_mib: int = 0
+    """Memory per GPU that still counts as free. 0, as Blackwell and Hopper read when idle."""
+
+    timeout_s: float = 300.0
+    """Budget of one node from its own start. 300 s: 8 × 180 GB with pinned host memory frees in tens."""
+
+    dying_timeout_s: float = 900.0
+    """The budget while killed processes are still dying: killing more can't speed them up."""
+
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One selected node with all that applies to it. Plain and picklable: no secret, no connection."""
+
+    name: str
+    access: Access
+    policy: Policy = field(default_factory=Policy)
+    jump_hosts: tuple[tuple[str, Access], ...] = ()
+    """The access of each name in `access.jump`, in the same order."""
