@@ -24,7 +24,8 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	shellcheck -s sh gpufleet/node/*.sh tests/*.sh .ci/run
+	shellcheck -s sh gpufleet/node/*.sh tests/*.sh
+	shellcheck .ci/run
 
 build: $(VENV)/.ready
 	$(BIN)/python -m build --wheel

@@ -120,6 +120,18 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class Hooks:
+    """Shell commands of one node, run there as root. Empty: none."""
+
+    guard: str = ""
+    """Asks whether this node may be reset: 0 go on, 1 SKIPPED, anything else UNKNOWN."""
+    before: str = ""
+    """Run before the reset."""
+    after: str = ""
+    """Run after it."""
+
+
+@dataclass(frozen=True)
 class NodeSpec:
     """One selected node with all that applies to it. Plain and picklable: no secret, no connection."""
 
@@ -128,3 +140,5 @@ class NodeSpec:
     policy: Policy = field(default_factory=Policy)
     jump_hosts: tuple[tuple[str, Access], ...] = ()
     """The access of each name in `access.jump`, in the same order."""
+
+    hooks: Hooks = field(default_factory=Hooks)
