@@ -1,0 +1,77 @@
+"""The scripts that run on a node, with the variables that they want. No decision is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpufleet.observation import HEALTH_FIELDS
+from gpufleet.policy import Policy
+from gpufleet.transport import Script
+
+UNITS = (
+    "nvidia-fabricmanager.service",
+    "nvlsm.service",
+    "nvidia-imex.service",
+    "nvidia-persistenced.service",
+)
+"""Units whose state every look asks for, where systemd runs."""
+
+
+def look_script(policy: Policy, *, two_samples: bool, budget_s: float) -> Script:
+    """One look. `two_samples`: a second one after `settle` if memory is free in the first."""
+    variables = _common(policy, budget_s)
+    variables["GF_SETTLE_S"] = f"{policy.settle_s:.2f}" if two_samples else ""
+    return Script("look", ("frame.sh", "observe.sh", "look.sh"), variables)
+
+
+def act_script(
+    policy: Policy,
+    *,
+    kill: Iterable[tuple[int, int]],
+    lock: str,
+    budget_s: float,
+    dying_budget_s: float,
+    owners: Iterable[str] = (),
+) -> Script:
+    """One act on `kill`, pairs of pid and start time in the order to signal; may be empty: only watch.
+
+    `owners`: services whose state is asked for afterwards, because they may start it all again.
+    """
+    limits = policy.limits
+    variables = _common(policy, budget_s)
+    variables |= {
+        "GF_SETTLE_S": f"{policy.settle_s:.2f}",
+        "GF_UNITS": " ".join([*UNITS, *owners]),
+        "GF_KILL": " ".join(f"{pid}:{start}" for pid, start in kill),
+        "GF_LOCK": lock,
+        "GF_GRACE_CS": _hundredths(policy.grace_s),
+        "GF_FREE_CS": _hundredths(budget_s),
+        "GF_DYING_CS": _hundredths(dying_budget_s),
+        "GF_STILL_CS": _hundredths(limits.still_s),
+        "GF_ODD_CS": _hundredths(limits.odd_s),
+        "GF_UNKILLABLE_CS": _hundredths(limits.unkillable_s),
+        "GF_FROZEN_CS": _hundredths(limits.frozen_s),
+    }
+    return Script("act", ("frame.sh", "observe.sh", "act.sh"), variables)
+
+
+def _common(policy: Policy, budget_s: float) -> dict[str, str]:
+    limits = policy.limits
+    users = [entry.removeprefix("user:") for entry in policy.protect if entry.startswith("user:")]
+    return {
+        "GF_GPUS": str(policy.gpus),
+        "GF_TOLERANCE_MIB": str(policy.tolerance_mib),
+        "GF_HEALTH": ",".join(HEALTH_FIELDS),
+        "GF_UNITS": " ".join(UNITS),
+        "GF_USERS": " ".join(users),
+        "GF_TOOL_S": _seconds(min(limits.tool_s, budget_s)),
+        "GF_SMI_S": _seconds(min(limits.smi_s, budget_s)),
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{max(value, 1.0):.1f}"
+
+
+def _hundredths(value: float) -> str:
+    return str(max(0, round(value * 100)))

@@ -1,0 +1,192 @@
+# shellcheck shell=sh
+# One act: signal the processes of the kill list, watch until they and their memory are gone, and
+# look again. Who is signalled was decided elsewhere; when to stop waiting is decided here, by the
+# limits handed in. In: GF_KILL ("PID:START_TICKS ..." in the order to signal), GF_GRACE_CS (TERM
+# first, then so long until KILL; 0: KILL at once), GF_LOCK (text that tells others who is here),
+# GF_SETTLE_S, and in hundredths of a second: GF_FREE_CS (until the memory must be free), GF_DYING_CS
+# (the same while something is dying), GF_STILL_CS (an unchanged reading that nothing can change any
+# more), GF_ODD_CS (the same for a reading that isn't a number), GF_UNKILLABLE_CS and GF_FROZEN_CS
+# (so long after KILL a thread in D whose CPU time stood still so long won't die).
+
+# gf_signal SIGNAL: to each process of the list that still is the one that was looked at. Builtins
+# only, so that next to nothing lies between the check and the signal.
+gf_signal() {
+  for gf_target in $GF_KILL; do
+    gf_pid=${gf_target%:*}
+    if ! gf_stat "$gf_pid/stat"; then
+      gf_done=gone
+    elif [ "$GF_START" != "${gf_target#*:}" ]; then
+      gf_done=reused
+    elif kill -s "$1" "$gf_pid" 2>/dev/null; then
+      gf_done=sent
+    else
+      gf_done=refused
+    fi
+    GF_LOG="$GF_LOG$gf_target $1 $gf_done
+"
+  done
+}
+
+# gf_dying: is a process of the list still there, or a thread of it? A leader turns Z within a
+# millisecond while its threads still free memory for seconds. Sets GF_WHO, GF_THREAD (a thread in D,
+# or empty) and GF_TICKS (CPU time of the threads seen).
+gf_dying() {
+  GF_WHO=
+  GF_THREAD=
+  GF_TICKS=0
+  for gf_target in $GF_KILL; do
+    gf_stat "${gf_target%:*}/stat" || continue
+    [ "$GF_START" = "${gf_target#*:}" ] || continue
+    for gf_task in "${gf_target%:*}"/task/*/stat; do
+      gf_stat "$gf_task" || continue
+      case $GF_STATE in Z | X | x) continue ;; esac
+      GF_WHO=${gf_target%:*}
+      GF_TICKS=$((GF_TICKS + GF_CPU))
+      [ "$GF_STATE" != D ] || GF_THREAD=$gf_task
+    done
+  done
+  [ -n "$GF_WHO" ]
+}
+
+# gf_beat: says once a second that the script lives; ends it when nobody listens (see gf_mark).
+gf_beat() {
+  gf_now
+  [ "$GF_NOW" -ge "$gf_next_beat" ] || return 0
+  gf_mark beat "$1"
+  gf_next_beat=$((GF_NOW + 100))
+}
+
+gf_grace() {
+  gf_until=$((GF_NOW + GF_GRACE_CS))
+  while gf_dying; do
+    gf_beat "waiting for $GF_WHO to end after TERM"
+    [ "$GF_NOW" -lt "$gf_until" ] || return 0
+    sleep 0.05
+  done
+}
+
+# gf_unkillable: the same thread in D with the same CPU time for GF_FROZEN_CS, long after KILL.
+gf_unkillable() {
+  [ $((GF_NOW - gf_began)) -ge "$GF_UNKILLABLE_CS" ] && [ -n "$GF_THREAD" ] || return 1
+  if [ "$GF_THREAD $GF_TICKS" != "$gf_frozen" ]; then
+    gf_frozen="$GF_THREAD $GF_TICKS"
+    gf_frozen_since=$GF_NOW
+  fi
+  [ $((GF_NOW - gf_frozen_since)) -ge "$GF_FROZEN_CS" ]
+}
+
+# gf_ask: reads the memory, and notes the reading where it differs from the last one.
+gf_ask() {
+  gf_read_memory
+  gf_reading=$GF_STATUS
+  while read -r gf_line; do gf_reading="$gf_reading;$gf_line"; done <"$GF_FILE.out"
+  gf_now
+  [ "$gf_reading" != "$gf_last" ] || return 0
+  gf_last=$gf_reading
+  gf_changed=$GF_NOW
+  GF_LOG="${GF_LOG}reading $((GF_NOW - gf_began)) $gf_reading
+"
+}
+
+# gf_still: the reading that can't change by waiting: nothing dies, and the text stays as it is.
+gf_still() {
+  gf_limit=$GF_ODD_CS
+  case $gf_last in 0*MiB*) gf_limit=$GF_STILL_CS ;; esac
+  [ $((GF_NOW - gf_changed)) -ge "$gf_limit" ]
+}
+
+gf_all_dead() {
+  gf_gone=yes
+  gf_next_ask=0
+  gf_changed=$GF_NOW # a reading counts as unchanged only from here on
+  GF_LOG="${GF_LOG}dead $((GF_NOW - gf_began))
+"
+}
+
+# gf_watch: until all are dead and the memory is free, or until a limit. GF_STOP says which.
+gf_watch() {
+  gf_began=$GF_NOW
+  gf_changed=$GF_NOW
+  gf_next_beat=$GF_NOW
+  gf_last=
+  gf_frozen=
+  gf_frozen_since=$GF_NOW
+  gf_next_ask=$((GF_NOW + 100))
+  gf_gone=
+  while :; do
+    gf_now
+    if gf_dying; then
+      gf_beat "dying: $GF_WHO"
+      [ $((GF_NOW - gf_began)) -lt "$GF_DYING_CS" ] || { GF_STOP=dying; return; }
+      ! gf_unkillable || { GF_STOP="unkillable $GF_THREAD"; return; }
+      gf_interval=100
+    else
+      [ -n "$gf_gone" ] || gf_all_dead
+      gf_interval=25
+    fi
+    if [ "$GF_NOW" -ge "$gf_next_ask" ]; then
+      gf_ask
+      gf_next_ask=$((GF_NOW + gf_interval))
+      if [ -n "$gf_gone" ]; then
+        ! gf_free || { GF_STOP=free; return; }
+        ! gf_still || { GF_STOP=still; return; }
+        [ $((GF_NOW - gf_began)) -lt "$GF_FREE_CS" ] || { GF_STOP=late; return; }
+      fi
+      gf_beat "memory"
+    fi
+    sleep 0.05
+  done
+}
+
+gf_act() {
+  gf_find_stuck
+  gf_now
+  gf_next_beat=$GF_NOW
+  GF_LOG=
+  if [ "$GF_GRACE_CS" -gt 0 ] && [ -n "$GF_KILL" ]; then
+    gf_signal TERM
+    gf_grace
+    gf_now
+  fi
+  gf_signal KILL
+  gf_mark beat "signals sent"
+  GF_STOP=
+  gf_watch
+  gf_text act "${GF_LOG}stop $GF_STOP"
+  gf_self
+  [ "$GF_STOP" = free ] || gf_read_memory
+  gf_sample 1
+  if [ "$GF_STOP" = free ]; then
+    sleep "$GF_SETTLE_S"
+    gf_read_memory
+    gf_sample 2
+  fi
+  gf_slow
+}
+
+# The lock is this shell's: held while it lives and not a moment longer, and not inherited by what it
+# starts (a child that can't die would keep it for ever): the body runs with the descriptor closed.
+gf_locked() {
+  gf_workdir
+  cd /proc || gf_fail "no /proc"
+  true >>"$GF_DIR/lock" || gf_fail "cannot open $GF_DIR/lock"
+  exec 9<>"$GF_DIR/lock"
+  # Two seconds: as long as the script of a connection that was just lost may still live.
+  flock -w 2 9
+  case $? in
+    0) ;;
+    1)
+      gf_begin locked
+      cat "$GF_DIR/lock"
+      gf_end locked 0
+      return
+      ;;
+    *) gf_fail "flock failed (util-linux is needed on the node)" ;;
+  esac
+  printf '%s\n' "$GF_LOCK" >"$GF_DIR/lock"
+  gf_act 9>&-
+}
+
+gf_mark start
+gf_locked </dev/null
+gf_mark finish

@@ -1,0 +1,22 @@
+# shellcheck shell=sh
+# One look: changes nothing, takes no lock. In: GF_SETTLE_S: if the memory is free, the seconds to
+# the second sample; empty: one sample only.
+
+gf_look() {
+  gf_workdir
+  cd /proc || gf_fail "no /proc"
+  gf_self
+  gf_find_stuck
+  gf_read_memory
+  gf_sample 1
+  if [ -n "$GF_SETTLE_S" ] && gf_free; then
+    sleep "$GF_SETTLE_S"
+    gf_read_memory
+    gf_sample 2
+  fi
+  gf_slow
+}
+
+gf_mark start
+gf_look </dev/null
+gf_mark finish

@@ -1,0 +1,151 @@
+# shellcheck shell=sh
+# What one sample reads: nvidia-smi's memory, all processes, all holders; and once per exec what
+# changes slowly: health, charged memory, units. Runs commands and hands back what they print.
+# In: GF_GPUS and GF_TOLERANCE_MIB (when is memory free), GF_HEALTH (comma list of nvidia-smi
+# fields), GF_UNITS and GF_USERS (what to ask systemd and the user database for, blanks between).
+
+# gf_stat FILE: GF_STATE, GF_CPU (ticks) and GF_START (ticks after boot) out of a stat file. A
+# program's name may hold blanks, brackets and newlines; what counts stands behind the last bracket.
+gf_stat() {
+  gf_all=
+  { while read -r gf_line; do gf_all="$gf_all $gf_line"; done <"$1"; } 2>/dev/null
+  gf_all=${gf_all##*) }
+  # shellcheck disable=SC2086  # words wanted; only numbers are left
+  set -- $gf_all
+  [ $# -ge 20 ] || return 1
+  GF_STATE=$1
+  # shellcheck disable=SC2034  # act.sh reads it
+  GF_CPU=$((${12} + ${13}))
+  GF_START=${20}
+}
+
+# gf_find_stuck: an nvidia-smi that has been in D for over a minute can't be killed, and each further
+# one would join it. GF_STUCK becomes a sentence about it, or stays empty.
+gf_find_stuck() {
+  GF_STUCK=
+  gf_now
+  # shellcheck disable=SC2013  # words without blanks
+  for gf_comm in $(grep -lsx nvidia-smi /proc/[0-9]*/comm); do
+    gf_pid=${gf_comm#/proc/}
+    gf_pid=${gf_pid%/comm}
+    gf_stat "/proc/$gf_pid/stat" || continue
+    [ "$GF_STATE" = D ] && [ $((GF_NOW - GF_START)) -gt 6000 ] &&
+      GF_STUCK="nvidia-smi (pid $gf_pid) has been in state D for over 60 s"
+  done
+}
+
+# gf_run_smi OPTION...: nvidia-smi writes into files, since `$(...)` or a pipe would wait for a child
+# that can't die. GF_STATUS is its exit status: 124 and 137 say that it ran out of time, and then it
+# isn't asked again in this exec; `stuck` says that it wasn't started.
+gf_run_smi() {
+  if [ -n "$GF_STUCK" ]; then
+    GF_STATUS=stuck
+    true >"$GF_FILE.out"
+    printf '%s\n' "$GF_STUCK" >"$GF_FILE.err"
+    return
+  fi
+  timeout -k 2 "$GF_SMI_S" nvidia-smi "$@" >"$GF_FILE.out" 2>"$GF_FILE.err"
+  GF_STATUS=$?
+  case $GF_STATUS in 124 | 137) GF_STUCK="not asked again: it gave no answer in $GF_SMI_S s" ;; esac
+}
+
+gf_show_smi() {
+  gf_begin "$1"
+  cat "$GF_FILE.out"
+  gf_end "$1" "$GF_STATUS"
+  [ -s "$GF_FILE.err" ] || return 0
+  gf_begin "$1.err"
+  cat "$GF_FILE.err"
+  gf_end "$1.err" 0
+}
+
+gf_read_memory() { gf_run_smi --query-gpu=index,memory.used --format=csv,noheader; }
+
+# gf_free: does the last reading show every GPU within the tolerance? Says only when waiting may end;
+# the verdict is made elsewhere, from the same text.
+gf_free() {
+  [ "$GF_STATUS" = 0 ] || return 1
+  gf_rows=0
+  while IFS=', ' read -r gf_index gf_used gf_unit; do
+    [ -n "$gf_index" ] || continue
+    case $gf_unit in MiB | MiB?) ;; *) return 1 ;; esac # MiB?: a carriage return
+    case $gf_index,$gf_used in *[!0-9,]* | ,* | *,) return 1 ;; esac
+    [ "$gf_used" -le "$GF_TOLERANCE_MIB" ] || return 1
+    gf_rows=$((gf_rows + 1))
+  done <"$GF_FILE.out"
+  [ "$gf_rows" -eq "$GF_GPUS" ]
+}
+
+# gf_processes NAME: every process's stat, command line and cgroup, each line with its file's name
+# before it (so that no command line can pose as another process); the user in a second pass,
+# because status has sixty lines more. -s: processes end while one reads.
+gf_processes() {
+  gf_tool "$1/procs" grep -aHs '' [0-9]*/stat [0-9]*/cmdline [0-9]*/cgroup
+  gf_tool "$1/uids" grep -aHs '^Uid:' [0-9]*/status
+}
+
+# gf_holders NAME: who has a GPU device open or mapped, by the text of the links: it also finds
+# device nodes that a container made for itself, which fuser can't. -xtype c: a character device, not
+# a file in somebody's folder dev/nvidia. The executable's link and the names of users come along.
+gf_holders() {
+  gf_tool "$1/links" find self/ns/pid [0-9]*/exe [0-9]*/fd -maxdepth 1 \
+    \( -name exe -o -name pid -o -lname '*/dev/nvidia*' -xtype c \) -printf '%p %U %u %l\0'
+  gf_begin "$1/maps"
+  {
+    timeout -k 2 "$GF_TOOL_S" grep -aHos '[^ ]*/dev/nvidia[^ ]*' [0-9]*/maps
+    printf 'status %s\n' "$?"
+  } | sort -u
+  gf_end "$1/maps" 0
+  gf_tool "$1/fuser" fuser /dev/nvidia*
+}
+
+# gf_sample NAME: one complete sample. The memory was read just before by gf_read_memory.
+gf_sample() {
+  gf_now
+  gf_text "$1/uptime" "$GF_NOW"
+  gf_show_smi "$1/memory"
+  gf_processes "$1"
+  gf_holders "$1"
+}
+
+# gf_self: who the script is on this node, so that the plan can spare it.
+gf_self() {
+  read -r gf_boot </proc/sys/kernel/random/boot_id
+  gf_text self "pid $$" "uid $GF_UID" "boot $gf_boot" "dir $GF_DIR"
+  gf_begin missing
+  for gf_name in nvidia-smi grep find timeout flock sort fuser; do
+    command -v "$gf_name" >/dev/null 2>&1 || printf '%s\n' "$gf_name"
+  done
+  gf_end missing 0
+  gf_begin devices
+  printf '%s\n' /dev/nvidia*
+  gf_end devices 0
+  for gf_name in $GF_USERS; do gf_text "user.$gf_name" "$(id -u "$gf_name" 2>/dev/null)"; done
+}
+
+# gf_slow: what is asked once per exec. A driver that doesn't know a field refuses the whole query
+# with exit 2 and names one field at a time; then each field is asked alone.
+gf_slow() {
+  gf_run_smi --query-gpu="index,$GF_HEALTH" --format=csv,noheader
+  gf_show_smi health
+  if [ "$GF_STATUS" = 2 ]; then
+    gf_rest=$GF_HEALTH,
+    while [ -n "$gf_rest" ]; do
+      gf_field=${gf_rest%%,*}
+      gf_rest=${gf_rest#*,}
+      gf_run_smi --query-gpu="index,$gf_field" --format=csv,noheader
+      gf_show_smi "health.$gf_field"
+    done
+  fi
+  gf_run_smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader
+  gf_show_smi apps
+  if [ -d /run/systemd/system ]; then
+    set -f # a unit's name may hold a pattern
+    # shellcheck disable=SC2086  # words wanted: unit names
+    gf_tool units systemctl show --property=Id,LoadState,UnitFileState,ActiveState,SubState,Restart,NRestarts,MainPID -- $GF_UNITS
+    set +f
+  else
+    gf_begin units
+    gf_end units none
+  fi
+}

@@ -1,0 +1,271 @@
+"""Raw node output → Observation: all that one look or act returned. Pure: no I/O, no verdict.
+
+What couldn't be read is said (`Sample.blind`), never left empty: an empty list of processes from a
+node that wouldn't show them must not pass for a node without processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpufleet.observation.gpus import (
+    HEALTH_FIELDS,
+    App,
+    GpuRow,
+    Health,
+    MemoryReading,
+    parse_memory_csv,
+    read_apps,
+    read_health,
+    read_memory,
+)
+from gpufleet.observation.owner import Owner, parse_owner
+from gpufleet.observation.processes import (
+    Process,
+    ancestors,
+    pid_namespace,
+    read_fuser,
+    read_processes,
+)
+from gpufleet.transport import Answer
+
+__all__ = [
+    "HEALTH_FIELDS",
+    "HOST_PID_NAMESPACE",
+    "NOT_ROOT",
+    "ActLog",
+    "App",
+    "GpuRow",
+    "Health",
+    "MemoryReading",
+    "Observation",
+    "Owner",
+    "Process",
+    "Sample",
+    "Unit",
+    "ancestors",
+    "parse_memory_csv",
+    "parse_observation",
+    "parse_owner",
+]
+
+TICKS_PER_S = 100
+"""Clock ticks per second in /proc on every Linux (USER_HZ); uptime has the same resolution."""
+
+NOT_ROOT = "not root: other users' devices and programs can't be seen"
+
+HOST_PID_NAMESPACE = "pid:[4026531836]"
+"""The first process namespace of every Linux (PROC_PID_INIT_INO); another one is a container's."""
+
+_TIMED_OUT = {"124", "137"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of memory, processes and holders, at `uptime_cs` hundredths of a second.
+
+    `blind` says what couldn't be read and why; only where it is empty do `processes` and their
+    devices tell the whole truth. `fuser` is None where it couldn't be run.
+    """
+
+    uptime_cs: int
+    memory: MemoryReading
+    processes: Mapping[int, Process]
+    blind: tuple[str, ...]
+    fuser: frozenset[int] | None
+
+    def holders(self) -> list[Process]:
+        """Living processes that have a GPU device open or mapped, by pid."""
+        return [p for _, p in sorted(self.processes.items()) if p.holds_gpu and not p.dead]
+
+    def has(self, process: Process) -> bool:
+        """Does the very same process (pid and start time) still live in this sample?"""
+        now = self.processes.get(process.pid)
+        return now is not None and now.identity == process.identity and not now.dead
+
+
+@dataclass(frozen=True)
+class Unit:
+    """systemd's own words on one unit; "" where it said nothing."""
+
+    name: str
+    load: str
+    enabled: str
+    active: str
+    sub: str
+    restart: str
+    restarts: str
+
+
+@dataclass(frozen=True)
+class ActLog:
+    """What an act did. `signals`: pid, start time → the last signal that was really sent.
+
+    `refused`: processes that the kernel didn't let us signal. `dead_s` and `free_s`: seconds from
+    the signal until all were dead and until the memory was free, None if that didn't come.
+    `stop`: why the watch ended: free, still (nothing left that could change the reading), late,
+    dying, unkillable. `readings`: (seconds since the signal, status;row;row).
+    """
+
+    signals: Mapping[tuple[int, int], str]
+    refused: frozenset[tuple[int, int]]
+    dead_s: float | None
+    stop: str
+    stuck_thread: str
+    readings: tuple[tuple[float, str], ...]
+
+    @property
+    def free_s(self) -> float | None:
+        return self.readings[-1][0] if self.stop == "free" and self.readings else None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One look or act: samples in order of time (the last one is the newest), and what is asked once.
+
+    `failure` is the script's own word for why it couldn't work there. `locked` is the text of the
+    lock's holder, None where nobody holds it. With either the rest is empty. `units_status` is
+    systemctl's exit status, `none` where no systemd runs. `missing`: tools that the node lacks.
+    """
+
+    self_pid: int
+    uid: int
+    boot_id: str
+    pid_namespace: str
+    samples: tuple[Sample, ...]
+    health: Health
+    apps: tuple[App, ...] | None
+    units: Mapping[str, Unit]
+    units_status: str
+    devices: tuple[str, ...]
+    uids: Mapping[str, int]
+    act: ActLog | None
+    locked: str | None
+    failure: str
+    missing: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> Sample:
+        return self.samples[-1]
+
+
+def parse_observation(answer: Answer) -> Observation:
+    """Everything an answer of look.sh or act.sh says. Missing sections become blindness, not absence."""
+    own = dict(line.split(" ", 1) for line in answer.text("self").split("\n") if " " in line)
+    self_pid, uid = _number(own.get("pid")), _number(own.get("uid"))
+    names = [name for name in ("1", "2") if answer.get(f"{name}/memory")]
+    samples = tuple(_sample(answer, name, self_pid, uid) for name in names)
+    return Observation(
+        self_pid=self_pid,
+        uid=uid,
+        boot_id=own.get("boot", ""),
+        pid_namespace=pid_namespace(answer, names[-1]) if names else "",
+        samples=samples,
+        health=read_health(answer),
+        apps=read_apps(answer),
+        units=_units(answer.text("units")),
+        units_status=units.status if (units := answer.get("units")) else "missing",
+        devices=tuple(d for d in answer.text("devices").split() if d != "/dev/nvidia*"),
+        uids={
+            name.removeprefix("user."): _number(section.text)
+            for name, section in answer.sections.items()
+            if name.startswith("user.") and _number(section.text) >= 0
+        },
+        act=_act(answer.text("act")) if answer.get("act") else None,
+        locked=answer.text("locked").strip() if answer.get("locked") else None,
+        failure=answer.text("failed").strip(),
+        missing=tuple(answer.text("missing").split()),
+    )
+
+
+def _sample(answer: Answer, name: str, self_pid: int, uid: int) -> Sample:
+    processes = read_processes(answer, name)
+    return Sample(
+        uptime_cs=_number(answer.text(f"{name}/uptime")),
+        memory=read_memory(answer, name + "/memory"),
+        processes=processes,
+        blind=tuple(_blindness(answer, name, processes, self_pid, uid)),
+        fuser=read_fuser(answer, name),
+    )
+
+
+_FINE = {
+    # grep says 1 for "no line" and 2 for a file that went away meanwhile, find says 1 for that
+    "procs": {"0", "1", "2"},
+    "uids": {"0", "1", "2"},
+    "maps": {"0", "1", "2"},
+    "links": {"0", "1"},
+}
+_WHAT = {"procs": "processes", "uids": "users", "links": "holders", "maps": "mappings"}
+
+
+def _blindness(
+    answer: Answer, name: str, processes: Mapping[int, Process], self_pid: int, uid: int
+) -> Iterator[str]:
+    """Why this sample's processes may not be all of them. A sample that sees well sees itself."""
+    if uid != 0:
+        yield NOT_ROOT
+    for tool, what in _WHAT.items():
+        section = answer.get(f"{name}/{tool}")
+        status = section.status if section else "missing"
+        if tool == "maps" and section:
+            status = next(
+                iter(re.findall(r"^status (\w+)$", section.text, re.MULTILINE)), "missing"
+            )
+        if status in _TIMED_OUT:
+            yield f"reading {what} took longer than its limit (a process hangs its readers?)"
+        elif status not in _FINE[tool]:
+            yield f"{what} could not be read (status {status})"
+    own, init = processes.get(self_pid), processes.get(1)
+    chain = [own, *ancestors(self_pid, processes)] if own else []
+    if own is None or init is None or chain[-1] is None or chain[-1].ppid != 0:
+        yield "the process list does not show the script's own ancestry"
+        return
+    if not own.args or not init.args:
+        yield "command lines could not be read"
+    if own.uid is None or init.uid is None:
+        yield "users of processes could not be read"
+    if uid == 0 and not (own.exe and init.exe):
+        yield "executables and descriptors of other processes are hidden from root here"
+
+
+def _units(text: str) -> dict[str, Unit]:
+    """Blocks of `Key=value` lines with blank lines between, as `systemctl show` prints them."""
+    units = {}
+    for block in text.split("\n\n"):
+        values = dict(line.split("=", 1) for line in block.split("\n") if "=" in line)
+        keys = ("LoadState", "UnitFileState", "ActiveState", "SubState", "Restart", "NRestarts")
+        if name := values.get("Id"):
+            units[name] = Unit(name, *(values.get(key, "") for key in keys))
+    return units
+
+
+def _act(text: str) -> ActLog:
+    """`PID:START SIGNAL sent|gone|reused|refused`, `dead CS`, `reading CS TEXT`, `stop WHY`."""
+    signals: dict[tuple[int, int], str] = {}
+    refused = set()
+    readings: list[tuple[float, str]] = []
+    dead_s: float | None = None
+    stop, thread = "", ""
+    for line in text.split("\n"):
+        if match := re.fullmatch(r"([0-9]+):([0-9]+) ([A-Z]+) (sent|gone|reused|refused)", line):
+            identity = int(match[1]), int(match[2])
+            if match[4] == "sent":
+                signals[identity] = match[3]
+            elif match[4] == "refused":
+                refused.add(identity)
+        elif match := re.fullmatch(r"dead ([0-9]+)", line):
+            dead_s = int(match[1]) / 100
+        elif match := re.fullmatch(r"reading ([0-9]+) (.*)", line):
+            readings.append((int(match[1]) / 100, match[2]))
+        elif match := re.fullmatch(r"stop ([a-z]+) ?(.*)", line):
+            stop, thread = match[1], match[2]
+    return ActLog(signals, frozenset(refused), dead_s, stop, thread, tuple(readings))
+
+
+def _number(text: str | None) -> int:
+    """-2 for what isn't a number: no pid, no user and no time is ever that."""
+    stripped = (text or "").strip()
+    return int(stripped) if stripped.isascii() and stripped.isdigit() else -2

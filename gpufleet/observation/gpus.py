@@ -1,0 +1,193 @@
+"""nvidia-smi's text → rows of GPUs. Pure: text in, data out; what a row means is judge.py's.
+
+The output "is not guaranteed to be backwards compatible" (nvidia-smi manual), so whatever isn't of
+the known form stays as it was read and never becomes a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpufleet.transport import Answer, Section
+
+HEALTH_FIELDS = (
+    "uuid",
+    "pstate",
+    "gpu_recovery_action",
+    "fabric.state",
+    "fabric.status",
+    "mig.mode.current",
+    "compute_mode",
+    "memory.total",
+)
+"""Asked beside the memory. pstate, because drivers that don't know gpu_recovery_action show
+`[GPU requires reset]` there while memory.used reads `0 MiB`."""
+
+HUNG = frozenset({"124", "137", "stuck"})
+"""Exit statuses of a query that ran out of time (timeout's), and our word for one not started."""
+
+OPTIONAL_FIELDS = frozenset(HEALTH_FIELDS) - {"uuid", "memory.total"}
+"""Those that older drivers don't know; the others every driver answers."""
+
+_ROW = re.compile(r"\s*([0-9]{1,4})\s*,\s*([0-9]{1,9}) +MiB\s*\Z")
+_INDEXED = re.compile(r"\s*([0-9]{1,4})\s*,\s*(.*?)\s*\Z", re.DOTALL)
+_APP = re.compile(r"\s*([0-9]{1,10})\s*,\s*(?:([0-9]{1,9}) MiB|([^,]*))\s*,\s*(\S*)\s*\Z")
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """One row of the memory query. `used_mib` is None where `raw` isn't a number of MiB."""
+
+    index: int
+    used_mib: int | None
+    raw: str
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """One answer to the memory query: rows in the order printed, and lines that are no rows.
+
+    `status` is nvidia-smi's exit status as text, or `stuck` when it wasn't started because an
+    earlier one hangs.
+    """
+
+    status: str
+    rows: tuple[GpuRow, ...]
+    other_lines: tuple[str, ...]
+    stderr: str
+
+    @property
+    def hung(self) -> bool:
+        """It ran out of time (124 and 137 are timeout's) or wasn't started for that reason."""
+        return self.status in HUNG
+
+    def used_mib(self) -> dict[int, int | None]:
+        return {row.index: row.used_mib for row in self.rows}
+
+    def quote(self) -> str:
+        """What it said besides rows, on one line, at most 300 characters."""
+        lines = [*self.other_lines, *filter(None, map(str.strip, self.stderr.splitlines()))]
+        return "; ".join(lines)[:300]
+
+
+@dataclass(frozen=True)
+class App:
+    """A line of compute-apps: memory charged to a pid, which may be dead. Evidence, no more."""
+
+    pid: int
+    used_mib: int | None
+    gpu_uuid: str
+
+
+@dataclass(frozen=True)
+class Health:
+    """Values by GPU index and field; fields that the driver refused; any other failure, quoted."""
+
+    values: Mapping[int, Mapping[str, str]]
+    refused: tuple[str, ...]
+    failure: str
+    hung: bool = False
+
+
+def parse_memory_csv(text: str) -> tuple[tuple[GpuRow, ...], tuple[str, ...]]:
+    """Rows and other lines of the memory query.
+
+        nvidia-smi --query-gpu=index,memory.used --format=csv,noheader   ->   "0, 0 MiB"
+
+    Blank lines and carriage returns are dropped. A row cut off in the middle ("7, 0 M") or with a
+    word for a number ("3, [N/A]") has no number. A line without an index is no row. Empty text: none.
+    """
+    rows: list[GpuRow] = []
+    others: list[str] = []
+    for raw_line in text.split("\n"):
+        line = raw_line.strip()
+        if not line:
+            continue
+        if match := _ROW.match(line):
+            rows.append(GpuRow(int(match[1]), int(match[2]), f"{match[2]} MiB"))
+        elif match := _INDEXED.match(line):
+            rows.append(GpuRow(int(match[1]), None, match[2]))
+        else:
+            others.append(line)
+    return tuple(rows), tuple(others)
+
+
+def read_memory(answer: Answer, name: str) -> MemoryReading:
+    """The memory section `name`; a missing one reads as status "missing" without rows."""
+    section = answer.get(name)
+    if section is None:
+        return MemoryReading("missing", (), (), "")
+    rows, others = parse_memory_csv(section.text)
+    return MemoryReading(section.status, rows, others, answer.text(f"{name}.err"))
+
+
+def read_health(answer: Answer) -> Health:
+    """The health fields that this driver knows: from one query, or field by field after a refusal.
+
+    nvidia-smi --query-gpu=index,uuid,pstate --format=csv,noheader   ->   "0, GPU-1f…, P0"
+    """
+    whole = answer.get("health")
+    if whole is None:
+        return Health({}, (), "health was not asked")
+    if whole.status == "0":
+        values, failure = _table(whole, HEALTH_FIELDS)
+        return Health(values, (), failure)
+    if whole.status != "2":
+        values, _ = _table(whole, HEALTH_FIELDS)  # rows may stand beside a complaint
+        return Health(values, (), _failure(answer, whole), hung=whole.status in HUNG)
+    return _field_by_field(answer)
+
+
+def _field_by_field(answer: Answer) -> Health:
+    merged: dict[int, dict[str, str]] = {}
+    refused: list[str] = []
+    failures: list[str] = []
+    hung = False
+    for field in HEALTH_FIELDS:
+        section = answer.get(f"health.{field}")
+        if section is None:
+            failures.append(f"{field} was not asked")
+        elif section.status == "2" and field in OPTIONAL_FIELDS:
+            refused.append(field)
+        elif section.status != "0":
+            hung = hung or section.status in HUNG
+            failures.append(f"{field}: {_failure(answer, section)}")
+        else:
+            column, failure = _table(section, (field,))
+            failures.extend(filter(None, [failure]))
+            for index, row in column.items():
+                merged.setdefault(index, {}).update(row)
+    return Health(merged, tuple(refused), "; ".join(failures), hung=hung)
+
+
+def read_apps(answer: Answer) -> tuple[App, ...] | None:
+    """Memory by process as the driver charges it; None where it couldn't be asked.
+
+    nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid …   ->   "601, 103010 MiB, GPU-1f…"
+    """
+    section = answer.get("apps")
+    if section is None or section.status != "0":
+        return None
+    matches = (_APP.match(line) for line in section.text.split("\n") if line.strip())
+    return tuple(App(int(m[1]), int(m[2]) if m[2] else None, m[4]) for m in matches if m)
+
+
+def _table(section: Section, fields: tuple[str, ...]) -> tuple[dict[int, dict[str, str]], str]:
+    """Rows of `index, field…`; a line of another shape is a failure, quoted."""
+    table: dict[int, dict[str, str]] = {}
+    for line in section.text.split("\n"):
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(fields) + 1 and cells[0].isascii() and cells[0].isdigit():
+            table[int(cells[0])] = dict(zip(fields, cells[1:], strict=True))
+        elif line.strip():
+            return table, f"unreadable line in the health query: {line.strip()[:200]!r}"
+    return table, ""
+
+
+def _failure(answer: Answer, section: Section) -> str:
+    said = " ".join(f"{section.text} {answer.text(section.name + '.err')}".split())
+    return f"the health query ended with status {section.status}" + (
+        f": {said[:200]}" if said else ""
+    )

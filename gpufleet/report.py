@@ -1,0 +1,74 @@
+"""Observations, plan and judgement of a node → its report. No decision is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpufleet.errors import NodeError, Unreachable
+from gpufleet.judge import Judgement
+from gpufleet.model import Gpu, NodeReport, ProcessLine, Verdict
+from gpufleet.observation import Observation
+from gpufleet.plan import Plan
+from gpufleet.policy import NodeSpec
+
+
+def node_report(
+    spec: NodeSpec,
+    judgement: Judgement,
+    *,
+    elapsed_s: float,
+    before: Observation | None = None,
+    after: Observation | None = None,
+    plan: Plan | None = None,
+    killed: Iterable[ProcessLine] = (),
+    attempts: int = 0,
+    acted: bool = False,
+) -> NodeReport:
+    """`plan` is that of `after`. What it would kill are survivors if an act went before (`acted`)."""
+    candidates = tuple(decision.line() for decision in plan.kill) if plan else ()
+    return NodeReport(
+        host=spec.name,
+        address=spec.access.address,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        next_step=judgement.next_step,
+        attempts=attempts,
+        elapsed_s=round(elapsed_s, 3),
+        gpus=_gpus(before, after),
+        warnings=judgement.warnings,
+        killed=tuple(killed),
+        spared=tuple(decision.line() for decision in plan.spare) if plan else (),
+        survivors=candidates if acted else (),
+        planned=() if acted else candidates,
+    )
+
+
+def failed_report(spec: NodeSpec, error: NodeError, *, elapsed_s: float) -> NodeReport:
+    """The report of a node that no observation came from."""
+    unreachable = isinstance(error, Unreachable)
+    return NodeReport(
+        host=spec.name,
+        address=spec.access.address,
+        verdict=Verdict.UNREACHABLE if unreachable else Verdict.UNKNOWN,
+        reason=error.reason,
+        next_step=error.next_step or f"{spec.access.ssh_command} true",
+        stage=error.stage if isinstance(error, Unreachable) else "",
+        elapsed_s=round(elapsed_s, 3),
+    )
+
+
+def _gpus(before: Observation | None, after: Observation | None) -> tuple[Gpu, ...]:
+    """The newest rows, ordered by index, with what each read before."""
+    if after is None or not after.samples:
+        return ()
+    earlier = before.last.memory.used_mib() if before and before.samples else {}
+    return tuple(
+        Gpu(
+            index=row.index,
+            uuid=after.health.values.get(row.index, {}).get("uuid", ""),
+            memory_before_mib=earlier.get(row.index),
+            memory_used_mib=row.used_mib,
+            raw=row.raw if row.used_mib is None else "",
+        )
+        for row in sorted(after.last.memory.rows, key=lambda row: row.index)
+    )
