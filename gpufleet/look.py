@@ -1,0 +1,71 @@
+"""One node: a single look for `status` and `check`. Changes nothing, takes no lock, never kills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpufleet.errors import NodeError, Unreachable
+from gpufleet.judge import Judgement, judge_status
+from gpufleet.model import NodeReport, Verdict
+from gpufleet.node import look_script
+from gpufleet.observation import HOST_PID_NAMESPACE, Observation, parse_observation
+from gpufleet.plan import Plan, make_plan
+from gpufleet.policy import NodeSpec
+from gpufleet.report import failed_report, node_report
+from gpufleet.transport import Connect, Transport
+
+_ANSWER_MARGIN_S = 15.0
+
+Judge = Callable[[Observation, Plan, NodeSpec], Judgement]
+
+
+def status_node(spec: NodeSpec, connect: Connect) -> NodeReport:
+    """IDLE, BUSY, BROKEN, UNKNOWN or UNREACHABLE; never raises a `NodeError`."""
+    return _look(spec, connect, _as_status)
+
+
+def check_node(spec: NodeSpec, connect: Connect) -> NodeReport:
+    """READY when a reset could work here: login, root, tools, GPU count; else why not."""
+    return _look(spec, connect, _as_check)
+
+
+def _as_status(observation: Observation, plan: Plan, spec: NodeSpec) -> Judgement:
+    return judge_status(observation, plan, spec.policy, spec.access.ssh_command)
+
+
+def _as_check(observation: Observation, plan: Plan, spec: NodeSpec) -> Judgement:
+    if observation.samples and observation.uid != 0:
+        raise Unreachable.not_root(observation.uid)
+    judgement = _as_status(observation, plan, spec)
+    if observation.missing:
+        reason = f"missing on the node: {', '.join(observation.missing)}"
+        step = f"{spec.access.ssh_command} apt-get install psmisc findutils util-linux coreutils"
+        judgement = Judgement(Verdict.UNKNOWN, reason, step, judgement.warnings)
+    if observation.pid_namespace not in {"", HOST_PID_NAMESPACE}:
+        note = f"this login sees process namespace {observation.pid_namespace}: a container?"
+        judgement = replace(judgement, warnings=(*judgement.warnings, note))
+    if judgement.verdict in {Verdict.IDLE, Verdict.BUSY}:
+        return replace(judgement, verdict=Verdict.READY, reason="")
+    return judgement
+
+
+def _look(spec: NodeSpec, connect: Connect, judge: Judge) -> NodeReport:
+    started = time.monotonic()
+    transport: Transport | None = None
+    try:
+        transport = connect()
+        script = look_script(spec.policy, two_samples=False, budget_s=spec.policy.timeout_s)
+        answer = transport.run(script, timeout_s=spec.policy.timeout_s + _ANSWER_MARGIN_S)
+        observation = parse_observation(answer)
+        plan = make_plan(observation, spec.policy) if observation.samples else Plan((), (), (), ())
+        judgement = judge(observation, plan, spec)
+    except NodeError as error:
+        return failed_report(spec, error, elapsed_s=time.monotonic() - started)
+    finally:
+        if transport is not None:
+            transport.close()
+    return node_report(
+        spec, judgement, elapsed_s=time.monotonic() - started, after=observation, plan=plan
+    )

@@ -1,0 +1,112 @@
+"""A run as JSON: one document with stable keys, for programs. No decision, no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gpufleet.model import (
+    CHECK_VERDICTS,
+    RESET_VERDICTS,
+    STATUS_VERDICTS,
+    Gpu,
+    NodeReport,
+    ProcessLine,
+    RunReport,
+)
+from gpufleet.policy import NodeSpec
+
+SCHEMA = 1
+"""Raised when a key changes its meaning or goes away; new keys don't raise it."""
+
+VERDICTS = {"reset": RESET_VERDICTS, "status": STATUS_VERDICTS, "check": CHECK_VERDICTS}
+
+
+def run_document(report: RunReport, exit_code: int) -> str:
+    """The whole run. ASCII only, so that what a node said can't disturb a terminal or a mail."""
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "run_id": report.run_id,
+            "command": report.command,
+            "dry_run": report.dry_run,
+            "selection": report.selection,
+            "started": report.started,
+            "finished": report.finished,
+            "summary": {v.value: report.count(v) for v in VERDICTS[report.command]},
+            "exit_code": exit_code,
+            "nodes": [_node(node, report) for node in report.nodes],
+        },
+        indent=1,
+    )
+
+
+def hosts_document(specs: Sequence[NodeSpec], selection: str, groups: dict[str, list[str]]) -> str:
+    """What a selection means: the nodes and how each is reached. `groups` by host."""
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "command": "hosts",
+            "selection": selection,
+            "hosts": [
+                {
+                    "host": spec.name,
+                    "address": spec.access.address,
+                    "port": spec.access.port,
+                    "user": spec.access.user,
+                    "gpus": spec.policy.gpus,
+                    "groups": groups.get(spec.name, []),
+                }
+                for spec in specs
+            ],
+        },
+        indent=1,
+    )
+
+
+def _node(node: NodeReport, report: RunReport) -> dict[str, Any]:
+    """In a dry run `killed` is what would be killed, without a signal."""
+    killed = node.planned if report.dry_run else node.killed
+    document: dict[str, Any] = {
+        "host": node.host,
+        "address": node.address,
+        "verdict": node.verdict.value,
+        "reason": node.reason,
+        "next_step": node.next_step,
+        "stage": node.stage,
+        "attempts": node.attempts,
+        "elapsed_s": node.elapsed_s,
+        "gpus": [_gpu(gpu) for gpu in node.gpus],
+        "warnings": list(node.warnings),
+        "killed": [_process(line) for line in killed],
+        "spared": [_process(line) for line in node.spared],
+        "survivors": [_process(line) for line in node.survivors],
+    }
+    if report.command == "status":
+        document["would_kill"] = [_process(line) for line in node.planned]
+    return document
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "memory_before_mib": gpu.memory_before_mib,
+        "memory_used_mib": gpu.memory_used_mib,
+    }
+    if gpu.memory_used_mib is None:
+        document["raw"] = gpu.raw
+    return document
+
+
+def _process(line: ProcessLine) -> dict[str, Any]:
+    return {
+        "pid": line.pid,
+        "user": line.user,
+        "owner": line.owner,
+        "command": line.command,
+        "rule": line.rule,
+        "why": line.why,
+        "signal": line.signal,
+    }

@@ -1,0 +1,128 @@
+"""One SSH connection to one node, and scripts run over it. Implements `transport.Transport`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+
+import fabric
+import paramiko
+
+from gpufleet.errors import ConnectionLost, ScriptTimeout, Unreachable
+from gpufleet.policy import Access, NodeSpec
+from gpufleet.ssh.connection import open_connection
+from gpufleet.ssh.watchdog import Watchdog
+from gpufleet.transport import Answer, AnswerReader, Beat, Script, new_token
+
+_watchdog = Watchdog()
+_CHUNK = 1 << 16
+
+# paramiko logs tracebacks of its threads; without a handler they would land on the screen.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
+
+
+class Session:
+    """A shell on one node. `run` one script at a time; `close` may come from any thread."""
+
+    def __init__(self, access: Access, connections: tuple[fabric.Connection, ...]) -> None:
+        self._access = access
+        self._connections = connections
+
+    def run(self, script: Script, *, timeout_s: float, beat: Beat | None = None) -> Answer:
+        """See `Transport.run`. The script goes to standard input of `/bin/sh -s`, whatever the
+        login shell is: no pattern stands in an argument list, and no rc file sees it."""
+        token = new_token()
+        reader = AnswerReader(token, beat)
+        client = self._connections[-1].client
+        with _watchdog.watch(timeout_s, client.close) as watch:
+            try:
+                stderr, status = self._exchange(script.text(token).encode(), reader, timeout_s)
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                if watch.expired:
+                    raise ScriptTimeout(f"no answer in {timeout_s:.0f} s") from error
+                raise ConnectionLost(f"connection lost: {error or type(error).__name__}") from error
+        if reader.finished:
+            return reader.answer()
+        if watch.expired:
+            raise ScriptTimeout(f"no answer in {timeout_s:.0f} s")
+        if (
+            reader.started or status is None or status < 0
+        ):  # -1: paramiko's word for "it never came"
+            raise ConnectionLost("connection lost while the script ran")
+        raise self._no_shell(reader.noise, stderr, status)
+
+    def close(self) -> None:
+        for connection in reversed(self._connections):
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                connection.client.close()
+
+    def _exchange(
+        self, script: bytes, reader: AnswerReader, timeout_s: float
+    ) -> tuple[bytes, int | None]:
+        """Send the script and read until its end marker, not until end of file: a process that
+        outlived a kill may keep the channel open."""
+        channel = self._open_channel()
+        stderr = b""
+        try:
+            channel.settimeout(timeout_s)
+            channel.exec_command(
+                "exec sudo -n /bin/sh -s" if self._access.sudo else "exec /bin/sh -s"
+            )
+            with contextlib.suppress(OSError):  # a shell that ended at once is told from its words
+                channel.sendall(script)
+                channel.shutdown_write()
+            deadline = time.monotonic() + timeout_s
+            while not reader.finished:
+                channel.settimeout(max(0.0, deadline - time.monotonic()))
+                data = channel.recv(_CHUNK)
+                while channel.recv_stderr_ready() and (more := channel.recv_stderr(_CHUNK)):
+                    stderr = (stderr + more)[:4000]
+                if not data:
+                    break
+                reader.feed(data)
+            ended = not reader.started and channel.status_event.wait(1)
+            return stderr, channel.exit_status if ended else None
+        finally:
+            channel.close()
+
+    def _open_channel(self) -> paramiko.Channel:
+        transport: paramiko.Transport | None = self._connections[-1].transport
+        if transport is None:
+            raise ConnectionLost("the connection is closed")
+        try:
+            return transport.open_session(timeout=self._access.connect_timeout_s)
+        except paramiko.ChannelException as error:
+            raise Unreachable(
+                "channel",
+                f"sshd opens no session: {error}",
+                next_step=f"{self._access.ssh_command} true",
+            ) from error
+
+    def _no_shell(self, noise: bytes, stderr: bytes, status: int | None) -> Unreachable:
+        """The login worked and no script started: sudo's own sentence, or a shell that isn't one."""
+        said = " ".join((stderr + b" " + noise).decode("utf-8", "replace").split())[:300]
+        if self._access.sudo:
+            return Unreachable(
+                "privilege",
+                f"no privilege: {said or f'sudo ended with status {status}'}",
+                next_step=f"{self._access.ssh_command} sudo -n true",
+            )
+        return Unreachable(
+            "channel",
+            f"the login shell ran no script (status {status}): {said or 'it said nothing'}",
+            next_step=f"{self._access.ssh_command} /bin/sh -c true",
+        )
+
+
+def connect(spec: NodeSpec) -> Session:
+    """Open a session to a node, through its jump hosts. Raises `Unreachable`."""
+    opened: list[fabric.Connection] = []
+    try:
+        for access in (*(access for _, access in spec.jump_hosts), spec.access):
+            opened.append(open_connection(access, via=opened[-1] if opened else None))
+    except BaseException:
+        Session(spec.access, tuple(opened)).close()
+        raise
+    return Session(spec.access, tuple(opened))

@@ -1,0 +1,164 @@
+"""Difficult nodes over real SSH: slow deaths, lost connections, owners, odd names; the fate of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from gpufleet.model import NodeReport, Verdict
+from gpufleet.policy import Limits
+from tests.conftest import Reset
+from tests.simfleet import SGLANG, Proc, SimFleet, SimFleetError, SimNode
+from tests.simfleet import scenes as scene
+
+FATES: dict[str, tuple[scene.Scene, Verdict, set[str]]] = {
+    # scene, verdict, labels of the processes that must live
+    "vllm": (scene.VLLM, Verdict.CLEAN, set()),
+    "training by the executable's name": (scene.TRAINING, Verdict.CLEAN, set()),
+    "system programs in python": (
+        scene.SYSTEM_PYTHON,
+        Verdict.CLEAN,
+        {proc.label for proc in scene.SYSTEM_PYTHON},
+    ),
+    "a user's program named like a daemon": (scene.LOOKALIKES, Verdict.CLEAN, set()),
+    "an orphan with its dead parent's memory": (scene.ORPHAN, Verdict.CLEAN, set()),
+    "a container": (scene.CONTAINER, Verdict.CLEAN, {"shim"}),
+    "a pod": (scene.POD, Verdict.SKIPPED, {"kubelet", "pod"}),
+    "a slurm job": (scene.SLURM, Verdict.SKIPPED, {"slurmd", "slurmstepd", "job"}),
+    "an upgraded interpreter": (scene.UPGRADED, Verdict.CLEAN, set()),
+    "odd names": (scene.ODD_NAMES, Verdict.CLEAN, set()),
+    "a zombie": (scene.ZOMBIE, Verdict.CLEAN, set()),
+}
+
+
+@pytest.mark.parametrize("name", FATES)
+def test_the_fate_of_every_process(name: str, node: SimNode, reset_sim: Reset) -> None:
+    what, verdict, living = FATES[name]
+    procs = node.start(what)
+
+    report = reset_sim()
+
+    assert report.verdict is verdict, report
+    assert {proc.label for proc in procs if node.alive(proc)} == living
+
+
+def test_threads_that_die_slowly_are_waited_for(node: SimNode, reset_sim: Reset) -> None:
+    """The leader is a zombie at once; its threads free the memory for 1.5 s more."""
+    start_or_skip(node, scene.SLOW_DEATH)
+
+    report = reset_sim(limits=Limits())
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert report.attempts == 1
+    assert report.elapsed_s >= 1.5
+
+
+def test_a_process_that_kill_cannot_end_is_broken(node: SimNode, reset_sim: Reset) -> None:
+    [proc] = node.start((Proc("stuck", ("python3", "train.py"), memory={4: 8123}),))
+    freeze_or_skip(node, proc)
+
+    report = reset_sim()
+    node.thaw(proc)
+
+    assert report.verdict is Verdict.BROKEN, report
+    assert "stays in state D after KILL" in report.reason
+    assert "GPU 4: 8123 MiB" in report.reason
+    assert report.next_step.endswith("reboot")
+
+
+@pytest.mark.parametrize("name", ["RESPAWNING_PARENT", "RESPAWNING_UNIT"])
+def test_a_respawn_is_never_clean_unless_its_source_is_gone(
+    name: str, node: SimNode, reset_sim: Reset
+) -> None:
+    node.start(getattr(scene, name))
+
+    report = reset_sim()
+
+    if name == "RESPAWNING_PARENT":  # the watchdog is workload itself and goes first
+        assert report.verdict is Verdict.CLEAN, report
+        assert report.attempts == 1
+    else:
+        assert report.verdict is Verdict.DIRTY, report
+        assert "came back after a kill" in report.reason
+        assert "sglang.service" in report.reason
+        assert report.next_step.endswith("systemctl stop sglang.service")
+
+
+def test_a_connection_lost_while_killing_is_looked_at_again(
+    node: SimNode, reset_sim: Reset
+) -> None:
+    node.start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=2),))
+    during_act(node, node.drop_connections)
+
+    report = reset_sim(limits=Limits())
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert len(report.killed) == 1
+
+
+def test_a_connection_lost_for_good_after_the_first_signal_is_unknown(
+    node: SimNode, reset_sim: Reset
+) -> None:
+    node.start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=3),))
+
+    def cut() -> None:
+        node.stop_sshd()
+        node.drop_connections()
+
+    during_act(node, cut)
+
+    report = reset_sim()
+
+    assert report.verdict is Verdict.UNKNOWN, report
+    assert "state not verified" in report.reason
+    assert report.attempts == 1
+
+
+def test_two_runs_at_once_never_both_act(fleet: SimFleet, node: SimNode, reset_sim: Reset) -> None:
+    """The second one is skipped and names the first, or finds a clean node."""
+    node.start((*SGLANG, Proc("late", ("python3", "x.py"), memory={0: 10}, lag=2)))
+    reports: list[NodeReport] = []
+    during_act(node, lambda: reports.append(reset_sim(limits=Limits())))
+
+    first = reset_sim(limits=Limits())
+    deadline = time.monotonic() + 10
+    while not reports and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    [second] = reports
+    assert first.verdict is Verdict.CLEAN, first
+    assert second.verdict is Verdict.SKIPPED, second
+    assert second.reason.startswith("another reset holds this node: run 2")
+    assert " by tests" in second.reason
+    assert second.killed == ()
+
+
+def during_act(node: SimNode, action: object) -> None:
+    """Runs `action` in a thread as soon as an act holds the node's lock."""
+    lock = node.path("/run/gpufleet/lock")
+    lock.unlink(missing_ok=True)
+
+    def wait() -> None:
+        deadline = time.monotonic() + 20
+        while not (lock.exists() and lock.read_text().strip()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        action()  # type: ignore[operator]  # a callable without arguments
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def start_or_skip(node: SimNode, what: scene.Scene) -> None:
+    try:
+        node.start(what)
+    except SimFleetError as error:
+        pytest.skip(f"this kernel can't show it: {error}")
+
+
+def freeze_or_skip(node: SimNode, proc: object) -> None:
+    try:
+        node.freeze(proc)  # type: ignore[arg-type]  # a RunningProcess
+    except SimFleetError as error:
+        pytest.skip(f"this kernel can't show it: {error}")

@@ -1,0 +1,274 @@
+"""Connections over real sshd: who is let in, at which stage it ends, and what is said of it."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import threading
+import time
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from gpufleet.errors import ConnectionLost, ScriptTimeout, Unreachable
+from gpufleet.ssh import connect
+from gpufleet.ssh.hostkeys import KnownHosts, known_hosts
+from gpufleet.transport import Script, node_file
+from tests.conftest import spec_of
+from tests.simfleet import NodeSettings, SimFleet, SimNode
+
+
+def script(body: str) -> Script:
+    """A script of its own beside the shipped files."""
+
+    class Own(Script):
+        def text(self, token: str) -> str:
+            frame = node_file("frame.sh")
+            return f"GF_TOKEN={token}\n{frame}\ngf_mark start\n{body}\ngf_mark finish\n"
+
+    return Own("own", (), {})
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_known_hosts() -> None:
+    known_hosts.cache_clear()
+
+
+def test_a_script_runs_and_its_sections_come_back(fleet: SimFleet, node: SimNode) -> None:
+    session = connect(spec_of(fleet, node))
+
+    answer = session.run(script("gf_text hello 'a  b' c"), timeout_s=10)
+    session.close()
+
+    assert answer.text("hello") == "a  b\nc\n"
+
+
+def test_two_scripts_share_one_connection(fleet: SimFleet, node: SimNode) -> None:
+    session = connect(spec_of(fleet, node))
+
+    answers = [session.run(script(f"gf_text n {n}"), timeout_s=10).text("n") for n in (1, 2)]
+    session.close()
+
+    assert answers == ["1\n", "2\n"]
+
+
+def test_a_survivor_that_keeps_the_channel_open_delays_nothing(
+    fleet: SimFleet, node: SimNode
+) -> None:
+    session = connect(spec_of(fleet, node))
+
+    started = time.monotonic()
+    session.run(script("sleep 8 &"), timeout_s=10)
+    session.close()
+
+    assert time.monotonic() - started < 6
+
+
+def test_a_script_beyond_its_deadline_is_cut_off(fleet: SimFleet, node: SimNode) -> None:
+    session = connect(spec_of(fleet, node))
+
+    with pytest.raises(ScriptTimeout, match="no answer in 1 s"):
+        session.run(script("sleep 30"), timeout_s=1)
+    session.close()
+
+
+def test_a_lost_connection_is_told_apart_from_a_timeout(fleet: SimFleet, node: SimNode) -> None:
+    session = connect(spec_of(fleet, node))
+    body = "gf_text shell $$; kill -9 $PPID; sleep 5"
+
+    with pytest.raises(ConnectionLost):
+        session.run(script(body), timeout_s=10)
+    session.close()
+
+
+def test_closing_from_another_thread_ends_a_running_script(fleet: SimFleet, node: SimNode) -> None:
+    session = connect(spec_of(fleet, node))
+    threading.Timer(0.5, session.close).start()
+
+    with pytest.raises(ConnectionLost):
+        session.run(script("sleep 30"), timeout_s=20)
+
+
+def test_a_stopped_sshd_is_refused_at_stage_connect(fleet: SimFleet, node: SimNode) -> None:
+    node.stop_sshd()
+
+    with pytest.raises(Unreachable, match="connection refused") as caught:
+        connect(spec_of(fleet, node))
+
+    assert caught.value.stage == "connect"
+    assert caught.value.next_step == f"ssh -p {node.port} root@{node.address} true"
+
+
+def test_a_silent_server_ends_at_stage_handshake(fleet: SimFleet, node: SimNode) -> None:
+    node.freeze_sshd()
+
+    with pytest.raises(Unreachable, match="no answer during the SSH handshake in 1 s") as caught:
+        connect(spec_of(fleet, node, connect_timeout_s=1.0))
+
+    assert caught.value.stage == "handshake"
+    assert caught.value.transient
+
+
+def test_a_name_that_does_not_resolve_ends_at_stage_dns(fleet: SimFleet, node: SimNode) -> None:
+    spec = spec_of(fleet, node)
+    access = spec.access.__class__("no-such-host.invalid", identity_file=spec.access.identity_file)
+
+    with pytest.raises(Unreachable, match=r"cannot look up no-such-host\.invalid") as caught:
+        connect(spec.__class__("gone", access))
+
+    assert caught.value.stage == "dns"
+
+
+def test_a_key_that_is_not_authorized_ends_at_stage_authentication(
+    fleet: SimFleet, node: SimNode, tmp_path: Path
+) -> None:
+    key = tmp_path / "other"
+    paramiko.ECDSAKey.generate().write_private_key_file(str(key))
+
+    with pytest.raises(Unreachable, match="refused every key offered") as caught:
+        connect(spec_of(fleet, node, identity_file=(str(key),)))
+
+    assert caught.value.stage == "authentication"
+    assert str(key) in caught.value.reason
+    assert not caught.value.transient
+
+
+def test_a_key_with_a_passphrase_and_no_agent_is_said(
+    fleet: SimFleet, node: SimNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    key = tmp_path / "locked"
+    paramiko.ECDSAKey.generate().write_private_key_file(str(key), password="secret")
+
+    with pytest.raises(Unreachable, match="needs a passphrase") as caught:
+        connect(spec_of(fleet, node, identity_file=(str(key),)))
+
+    assert "SSH_AUTH_SOCK is not set" in caught.value.reason
+
+
+def test_an_unknown_host_key_is_refused_with_the_cure(
+    fleet: SimFleet, node: SimNode, tmp_path: Path
+) -> None:
+    empty = tmp_path / "known_hosts"
+
+    with pytest.raises(Unreachable, match="host key not known") as caught:
+        connect(spec_of(fleet, node, known_hosts=(str(empty),)))
+
+    assert caught.value.stage == "host-key"
+    assert f"ssh-keyscan -p {node.port} {node.address} >> {empty}" in caught.value.next_step
+    assert not empty.exists()
+
+
+def test_accept_new_adds_the_key_once_and_never_takes_a_changed_one(
+    fleet: SimFleet, node: SimNode, tmp_path: Path
+) -> None:
+    known = tmp_path / "new" / "known_hosts"
+    spec = spec_of(fleet, node, known_hosts=(str(known),), host_keys="accept-new")
+
+    for _ in range(2):
+        connect(spec).close()
+        known_hosts.cache_clear()
+    assert len(known.read_text().splitlines()) == 1
+
+    changed = known.read_text().replace("AAAAC3NzaC1lZDI1NTE5AAAAI", "AAAAC3NzaC1lZDI1NTE5AAAAJ")
+    known.write_text(changed)
+    known_hosts.cache_clear()
+    with pytest.raises(Unreachable, match="host key changed") as caught:
+        connect(spec)
+    assert f"{known}:1" in caught.value.reason
+    assert known.read_text() == changed
+
+
+def test_a_changed_host_key_is_refused_with_file_and_line(fleet: SimFleet, node: SimNode) -> None:
+    fleet.forge_host_key(node.name)
+
+    with pytest.raises(Unreachable, match="host key changed") as caught:
+        connect(spec_of(fleet, node))
+    fleet.write_known_hosts()
+
+    assert caught.value.stage == "host-key"
+    assert str(fleet.known_hosts) in caught.value.reason
+
+
+def test_off_takes_any_key(fleet: SimFleet, node: SimNode, tmp_path: Path) -> None:
+    empty = tmp_path / "known_hosts"
+
+    connect(spec_of(fleet, node, known_hosts=(str(empty),), host_keys="off")).close()
+
+    assert not empty.exists()
+
+
+def test_nothing_is_left_after_failed_and_finished_connections(
+    fleet: SimFleet, node: SimNode, tmp_path: Path
+) -> None:
+    connect(spec_of(fleet, node)).close()
+    time.sleep(0.3)
+    threads, descriptors = threading.active_count(), open_descriptors()
+
+    for _ in range(5):
+        connect(spec_of(fleet, node)).close()
+        with pytest.raises(Unreachable):
+            connect(spec_of(fleet, node, known_hosts=(str(tmp_path / "none"),)))
+    time.sleep(0.5)
+
+    assert threading.active_count() <= threads
+    assert open_descriptors() <= descriptors
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"),
+    [("/usr/sbin/nologin", "This account is currently not available"), ("/bin/false", "")],
+)
+def test_a_login_without_a_shell_is_unreachable_with_its_own_words(shell: str, said: str) -> None:
+    with SimFleet(1, settings=NodeSettings(shell=shell)) as fleet:
+        session = connect(spec_of(fleet, fleet["gpu01"]))
+
+        with pytest.raises(Unreachable, match="the login shell ran no script") as caught:
+            session.run(script(""), timeout_s=10)
+        session.close()
+
+    assert caught.value.stage == "channel"
+    assert said in caught.value.reason
+
+
+def test_known_hosts_lines_of_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "known_hosts"
+    key = "AAAAC3NzaC1lZDI1NTE5AAAAIFfE4Qmzj2BqQXSZ2OYj5OO1Ol9p3vDkPNNFWSGBb5hB"
+    # |1|salt|hash of "gpu-01", as ssh-keygen -H writes it
+    salt = "AAECAwQFBgcICQoLDA0ODxAREhM="
+    digest = base64.b64encode(hmac.digest(base64.b64decode(salt), b"gpu-01", "sha1")).decode()
+    path.write_text(
+        "# a comment\n\n"
+        f"plain,192.0.2.1 ssh-ed25519 {key} comment\n"
+        f"[port]:2222 ssh-ed25519 {key}\n"
+        f"|1|{salt}|{digest} ssh-ed25519 {key}\r\n"
+        f"*.example.com,!bad.example.com ssh-ed25519 {key}\n"
+        f"@revoked gone ssh-ed25519 {key}\n"
+        f"@cert-authority *.ca ssh-ed25519 {key}\n"
+        "broken ssh-ed25519 not-base64!\n"
+        f"\ttabs\tssh-ed25519\t{key}\n"
+    )
+
+    store = KnownHosts([str(path)])
+
+    lines = {
+        name: [entry.line for entry in store.lookup(name)]
+        for name in ("plain", "192.0.2.1", "[port]:2222", "port", "gpu-01", "a.example.com")
+    }
+    assert lines == {
+        "plain": [3],
+        "192.0.2.1": [3],
+        "[port]:2222": [4],
+        "port": [],
+        "gpu-01": [5],
+        "a.example.com": [6],
+    }
+    assert store.lookup("bad.example.com") == []
+    assert store.lookup("gone")[0].revoked
+    assert [entry.line for entry in store.lookup("tabs")] == [10]
+    assert [warning.partition(": ")[0] for warning in store.warnings] == [f"{path}:8", f"{path}:9"]
