@@ -297,9 +297,7 @@ def test_no_text_in_place_of_the_memory_is_clean_but_eight_zeros(text: str) -> N
 
 @pytest.mark.parametrize("field", ["gpu_recovery_action", "fabric.state", "fabric.status"])
 def test_a_field_that_was_not_answered_for_one_gpu_is_never_clean(field: str) -> None:
-    whole = changed(PROVEN, "health", "", "2")
-    for name in HEALTH_FIELDS:
-        whole = changed(whole, f"health.{name}", health_rows(fields=[name]), "0")
+    whole = by_field()
     assert verdict(whole) is CLEAN
     seven = health_rows(fields=[field], gpus=7)
     assert verdict(changed(whole, f"health.{field}", seven)) is not CLEAN
@@ -487,6 +485,23 @@ def test_an_nvidia_smi_that_hangs_at_the_health_query_is_broken(status: str) -> 
     assert verdict(changed(answer(), "health", "", status)) is BROKEN
 
 
+def by_field() -> Answer:
+    """A proven answer whose health was asked field by field, all answered."""
+    whole = changed(PROVEN, "health", 'Field "x" is not a valid field to query.\n', "2")
+    for name in HEALTH_FIELDS:
+        whole = changed(whole, f"health.{name}", health_rows(fields=[name]), "0")
+    return whole
+
+
+@pytest.mark.parametrize("status", ["124", "137", "stuck"])
+def test_an_nvidia_smi_that_hangs_at_one_health_field_is_broken(status: str) -> None:
+    assert verdict(changed(by_field(), "health.pstate", "", status)) is BROKEN
+
+
+def test_a_refusal_of_what_every_driver_knows_is_unknown() -> None:
+    assert verdict(changed(by_field(), "health.uuid", "", "2")) is UNKNOWN
+
+
 @pytest.mark.parametrize("action", ["Reset", "Reboot", "Drain P2P", "Drain and Reset"])
 def test_a_wanted_recovery_action_is_broken(action: str) -> None:
     got = judged(answer(health=health_rows({3: {"gpu_recovery_action": action}})))
@@ -656,9 +671,7 @@ def test_health_of_too_few_gpus_is_unknown() -> None:
 
 
 def test_a_refused_field_is_only_a_warning() -> None:
-    whole = changed(PROVEN, "health", 'Field "gpu_recovery_action" is not a valid field.\n', "2")
-    for name in HEALTH_FIELDS:
-        whole = changed(whole, f"health.{name}", health_rows(fields=[name]), "0")
+    whole = by_field()
     got = judged(changed(whole, "health.gpu_recovery_action", "", "2"))
     assert CLEAN is got.verdict
     assert ("this driver does not know: gpu_recovery_action",) == got.warnings
@@ -699,9 +712,7 @@ def test_broken_comes_before_unknown_before_dirty_and_all_stand_in_the_reason() 
 
 
 def test_a_fault_that_was_read_stands_beside_a_health_query_that_failed() -> None:
-    whole = changed(PROVEN, "health", "", "2")
-    for name in HEALTH_FIELDS:
-        whole = changed(whole, f"health.{name}", health_rows(fields=[name]), "0")
+    whole = by_field()
     reset = health_rows({1: {"gpu_recovery_action": "Reset"}}, fields=["gpu_recovery_action"])
     whole = changed(
         changed(whole, "health.gpu_recovery_action", reset), "health.pstate", "boom", "255"

@@ -444,6 +444,14 @@ def test_what_waits_for_a_package_manager_is_never_killed() -> None:
 def test_a_gpu_holder_that_a_package_manager_started_is_workload() -> None:
     apt = Proc(59, "/usr/bin/apt-get upgrade")
     assert "kill holder" == fate(Proc(60, "/opt/miner", ppid=59, cuda=True), apt)
+    assert "kill holder" == fate(Proc(60, "/opt/miner", ppid=59, devices=("/dev/nvidia0",)), apt)
+
+
+def test_the_shell_around_an_ansible_module_is_never_killed() -> None:
+    module = Proc(61, "/usr/bin/python3 /root/.ansible/tmp/t/AnsiballZ_copy.py", ppid=60)
+    shell = Proc(60, ["/bin/sh", "-c", " ".join(module.argv)], exe="/usr/bin/dash")
+    helper = Proc(62, "/usr/bin/selinux-helper python3", ppid=61)
+    assert [] == killed(plan_of(shell, module, helper))
 
 
 def test_a_package_manager_shelters_none_but_its_own_family() -> None:

@@ -164,6 +164,14 @@ gf_act() {
   gf_slow
 }
 
+# gf_sweep: files of scripts that were killed before they could take them away.
+gf_sweep() {
+  for gf_left in "$GF_DIR"/smi.*; do
+    gf_pid=${gf_left#"$GF_DIR"/smi.}
+    [ -d "/proc/${gf_pid%%.*}" ] || rm -f "$gf_left"
+  done
+}
+
 # The lock is this shell's: held while it lives and not a moment longer, and not inherited by what it
 # starts (a child that can't die would keep it for ever): the body runs with the descriptor closed.
 gf_locked() {
@@ -184,6 +192,7 @@ gf_locked() {
     *) gf_fail "flock failed (util-linux is needed on the node)" ;;
   esac
   printf '%s\n' "$GF_LOCK" >"$GF_DIR/lock"
+  gf_sweep
   gf_act 9>&-
 }
 
