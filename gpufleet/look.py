@@ -11,7 +11,7 @@ from gpufleet.judge import Judgement, judge_status
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.node import look_script
 from gpufleet.observation import HOST_PID_NAMESPACE, Observation, parse_observation
-from gpufleet.plan import Plan, make_plan
+from gpufleet.plan import NO_PLAN, Plan, make_plan
 from gpufleet.policy import NodeSpec
 from gpufleet.report import failed_report, node_report
 from gpufleet.transport import Connect, Transport
@@ -59,7 +59,7 @@ def _look(spec: NodeSpec, connect: Connect, judge: Judge) -> NodeReport:
         script = look_script(spec.policy, two_samples=False, budget_s=spec.policy.timeout_s)
         answer = transport.run(script, timeout_s=spec.policy.timeout_s + _ANSWER_MARGIN_S)
         observation = parse_observation(answer)
-        plan = make_plan(observation, spec.policy) if observation.samples else Plan((), (), (), ())
+        plan = make_plan(observation, spec.policy) if observation.samples else NO_PLAN
         judgement = judge(observation, plan, spec)
     except NodeError as error:
         return failed_report(spec, error, elapsed_s=time.monotonic() - started)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 MASK = "***"
 
-_WORDS = r"api[-_]?key|secret[-_]?key|access[-_]?key|token|password|passwd|secret|credentials?"
+_WORDS = r"api[-_]?key|secret[-_]?key|access[-_]?key|token|password|passwd|passphrase|secret|credentials?"
 _SECRET = rf"(?:{_WORDS})"  # names of secrets, no secret
 _NAMED = re.compile(rf"(?i)\A(-{{0,2}}[\w.=-]*{_SECRET})=.+", re.DOTALL)
 _OPTION = re.compile(rf"(?i)\A--?[\w.-]*{_SECRET}\Z")
-_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s;&|]+)"""
+_VALUE = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^\s;&|]+)"""
 _INLINE = re.compile(rf"""(?i)([\w.-]*{_SECRET}["']?)(=|:\s*)({_VALUE})""")
-_INLINE_OPTION = re.compile(rf"(?i)(--?[\w.-]*{_SECRET})(\s+)({_VALUE})")
+_INLINE_OPTION = re.compile(
+    rf"(?i)(--?[\w.-]*{_SECRET})(\s+)({_VALUE}(?:[ \t]+(?![-;&|]){_VALUE})*)"
+)
 _HEADER = re.compile(r"(?i)(authorization:\s*(?:\w+\s+)?)(\S+)")
 _IN_URL = re.compile(r"(://[^/\s:@]*:)\S+@")
 
@@ -38,7 +40,7 @@ def masked_command(args: Sequence[str]) -> str:
 
 
 def _mask(arg: str) -> str:
-    if (match := _NAMED.match(arg)) and " " not in match[1]:
+    if match := _NAMED.match(arg):
         return f"{match[1]}={MASK}"
     arg = _INLINE.sub(rf"\1\2{MASK}", arg)
     arg = _INLINE_OPTION.sub(rf"\1\2{MASK}", arg)

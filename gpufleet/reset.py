@@ -18,7 +18,7 @@ from gpufleet.judge import Evidence, Judgement, judge_dry_run, judge_reset
 from gpufleet.model import NodeReport, ProcessLine, Verdict
 from gpufleet.node import act_script, look_script
 from gpufleet.observation import Observation, parse_observation
-from gpufleet.plan import Decision, Plan, make_plan
+from gpufleet.plan import NO_PLAN, Decision, Plan, make_plan
 from gpufleet.policy import NodeSpec
 from gpufleet.report import failed_report, node_report
 from gpufleet.transport import Connect, Script, Transport
@@ -38,6 +38,18 @@ _ANSWER_MARGIN_S = 15.0
 
 
 @dataclass(frozen=True)
+class Here:
+    """The control machine as a node would show itself, and the run's own processes on it.
+
+    Compared by boot id and process namespace: a node may be the very machine that gpufleet runs on.
+    """
+
+    boot_id: str
+    pid_namespace: str
+    pids: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Resetting:
     """What is the same for all nodes of a run. `who` is told to others who meet the lock."""
 
@@ -47,7 +59,14 @@ class Resetting:
     interrupted: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    spare_pids: frozenset[int] = frozenset()
+    here: Here | None = None
+    """Where gpufleet runs itself, so that it spares its own processes should that be the node."""
+
+    def own_pids(self, observation: Observation) -> frozenset[int]:
+        here = self.here
+        node = (observation.boot_id, observation.pid_namespace)
+        same = here is not None and node == (here.boot_id, here.pid_namespace)
+        return here.pids if here is not None and same else frozenset()
 
 
 @dataclass
@@ -112,9 +131,10 @@ def _reset(state: _State) -> NodeReport:
     if observation.samples and observation.uid != 0:
         raise Unreachable.not_root(observation.uid)
     if state.run.dry_run:
-        assert state.plan is not None
-        ssh = state.spec.access.ssh_command
-        return _report(state, judge_dry_run(observation, state.plan, policy, ssh))
+        plan = state.plan or NO_PLAN
+        return _report(
+            state, judge_dry_run(observation, plan, policy, state.spec.access.ssh_command)
+        )
     judgement = _judge(state, observation)
     if not _worth_acting(state, judgement):
         return _report(state, judgement)
@@ -190,10 +210,12 @@ def _learn(state: _State, observation: Observation) -> None:
     known = set(state.decided)
     first_look = state.after is None
     state.after = observation
-    state.plan = make_plan(observation, state.spec.policy, spare_pids=state.run.spare_pids)
+    own_pids = state.run.own_pids(observation)
+    state.plan = make_plan(observation, state.spec.policy, spare_pids=own_pids)
     if observation.act is not None:
         for identity, signal in observation.act.signals.items():
-            state.killed[identity] = state.decided[identity].line(signal)
+            if decision := state.decided.get(identity):
+                state.killed[identity] = decision.line(signal)
     if not first_look:
         fresh = [d for d in state.plan.kill if d.process.identity not in known]
         state.returned.extend(fresh)
@@ -206,7 +228,7 @@ def _judge(state: _State, observation: Observation) -> Judgement:
     evidence = Evidence(
         before=state.before,
         after=observation,
-        plan=state.plan or Plan((), (), (), ()),
+        plan=state.plan or NO_PLAN,
         killed=tuple(state.decided[i] for i in state.killed if i in state.decided),
         returned=tuple(state.returned),
     )

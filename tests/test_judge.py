@@ -118,6 +118,13 @@ def test_a_monitor_is_no_bar_to_clean() -> None:
     assert verdict(answer([*DAEMONS, monitor])) is CLEAN
 
 
+@pytest.mark.parametrize(("text", "status"), [("", "255"), ("garbage\n", "0")])
+def test_a_monitor_is_none_where_charged_memory_could_not_be_read(text: str, status: str) -> None:
+    """A monitor isn't in compute-apps (DESIGN §3.5); unread, that is not known."""
+    monitor = Proc(60, "/opt/agent", cgroup="/system.slice/agent.service", devices=ALL_GPUS)
+    assert verdict(changed(answer([*DAEMONS, monitor]), "apps", text, status)) is not CLEAN
+
+
 def test_clean_within_a_tolerance_says_so() -> None:
     got = judged(answer(memory=memory_rows(*[2] * 8)), Policy(tolerance_mib=2))
     assert (CLEAN, ("up to 2 MiB count as free (tolerance: 2 MiB)",)) == (got.verdict, got.warnings)
@@ -573,6 +580,13 @@ def test_a_vital_daemon_that_changed_during_the_run_is_broken(
 def test_a_fabric_manager_that_restarts_between_two_samples_of_one_look_is_broken() -> None:
     restarted = replace(FABRIC_MANAGER, pid=55, start=9000)
     assert verdict(answer(DAEMONS, second=[PERSISTENCED, restarted])) is BROKEN
+
+
+def test_a_vital_daemon_that_came_and_went_within_the_last_act_is_broken() -> None:
+    short = Proc(70, "/usr/bin/nvlsm", start=9000)
+    assert verdict(answer([*DAEMONS, short], second=DAEMONS)) is BROKEN
+    late = judged(answer([*DAEMONS, short], second=DAEMONS), before=answer(samples=1))
+    assert late.verdict is BROKEN
 
 
 @pytest.mark.parametrize(("unit", "program"), VITAL)

@@ -40,6 +40,7 @@ HIDDEN = [
     ["docker", "run", f"--env=HF_TOKEN={SECRET}", "sglang"],
     ["sh", "-c", f"serve --api-key {SECRET} --port 1"],
     ["sh", "-c", f"serve --api-key={SECRET}; echo"],
+    ["sh", "-c", f"serve --api-key one {SECRET} --port 1"],
     ["sh", "-c", f"HF_TOKEN={SECRET} serve"],
     ["sh", "-c", f"serve --password 'a {SECRET}'"],
     ["sh", "-c", f'HF_TOKEN="a {SECRET}" serve'],
@@ -51,6 +52,7 @@ HIDDEN = [
     ["sh", "-c", f"git clone https://oauth2:{SECRET}@github.com/x"],
     ["curl", "-H", f"Authorization: Bearer {SECRET}", "http://x"],
     ["serve", "--extra", f'{{"api_key": "{SECRET}"}}'],
+    ["serve", "--extra", f'{{"api_key": "a\\"{SECRET}"}}'],
 ]
 
 

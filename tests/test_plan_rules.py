@@ -177,7 +177,17 @@ def test_a_program_that_only_calls_itself_sshd_is_workload() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "dash", "fish", "tcsh", "ksh93"])
 def test_a_shell_that_leads_a_session_on_a_terminal_is_never_killed(shell: str) -> None:
-    assert "spare shell" == fate(Proc(60, f"{shell} --init sglang", tty=PTY))
+    assert "spare shell" == fate(Proc(60, f"{shell} --rcfile=sglang", tty=PTY))
+
+
+@pytest.mark.parametrize(
+    "args", [["bash", "-c", "while :; do sglang; done"], ["bash", "sglang.sh"]]
+)
+def test_a_shell_that_runs_the_workload_in_a_terminal_of_its_own_is_workload(
+    args: list[str],
+) -> None:
+    """As `tmux new -d` starts it: it leads its session there, and it is the respawner."""
+    assert "kill workload" == fate(Proc(60, args, exe="/usr/bin/bash", tty=PTY))
 
 
 def test_a_login_shell_without_a_terminal_is_never_killed() -> None:
@@ -246,6 +256,16 @@ def test_a_daemon_whose_file_was_replaced_by_an_upgrade_is_never_killed() -> Non
 def test_a_users_program_named_like_a_daemon_is_workload() -> None:
     bench = Proc(60, "/home/u/nv-fabricmanager-bench", comm="nv-fabricmanage", cuda=True)
     assert "kill holder" == fate(bench)
+
+
+@pytest.mark.parametrize("script", ["nvsm_train.py", "nvsmall.py", "X.py"])
+def test_a_users_script_named_like_a_daemon_is_workload(script: str) -> None:
+    assert "kill interpreter" == fate(Proc(60, f"python3 /home/u/{script}", cuda=True))
+
+
+@pytest.mark.parametrize("script", ["supervisor.py", "apt_bench.py", "google_eval.py"])
+def test_a_users_script_named_like_a_system_program_is_workload(script: str) -> None:
+    assert "kill interpreter" == fate(Proc(60, f"python3 /home/u/{script}"))
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,15 @@ def test_a_hanging_nvidia_smi_is_broken_and_nothing_is_killed(
     assert all(node.alive(proc) for proc in procs)
 
 
+def test_without_device_files_nothing_is_proven(node: SimNode, reset_sim: Reset) -> None:
+    node.fault("no-devices", "")
+
+    report = reset_sim()
+
+    assert report.verdict is Verdict.UNKNOWN, report
+    assert "there is no /dev/nvidia*" in report.reason
+
+
 @pytest.mark.parametrize("tool", ["find", "grep"])
 def test_without_the_tools_that_see_holders_nothing_is_killed(
     tool: str, node: SimNode, reset_sim: Reset

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpufleet.errors import UsageError
 from gpufleet.model import NodeReport, RunReport, Verdict
-from gpufleet.policy import Access, NodeSpec, Policy
-from gpufleet.run import Interrupt, Progress, new_run_id, run_nodes
-from gpufleet.transport import Answer, Script
+from gpufleet.observation import Observation, parse_observation
+from gpufleet.policy import Access, Hooks, NodeSpec, Policy
+from gpufleet.reset import Resetting
+from gpufleet.run import Interrupt, Progress, new_run_id, reset, run_nodes
+from gpufleet.run.origin import here
+from gpufleet.transport import Answer, Script, Section
 
 
 def specs(count: int, **policy: float) -> list[NodeSpec]:
@@ -130,7 +136,7 @@ def test_an_interrupt_cuts_every_open_connection() -> None:
 
 
 def test_a_node_that_ignores_the_interrupt_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufleet.run.WIND_DOWN_S", 0.1)
+    monkeypatch.setattr("gpufleet.run.fanout.WIND_DOWN_S", 0.1)
     interrupt, never = Interrupt(), threading.Event()
 
     def stuck(spec: NodeSpec) -> NodeReport:
@@ -148,7 +154,7 @@ def test_a_node_that_ignores_the_interrupt_is_given_up(monkeypatch: pytest.Monke
 
 
 def test_a_node_far_beyond_its_deadline_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufleet.run._OVERTIME_S", 0.1)
+    monkeypatch.setattr("gpufleet.run.fanout._OVERTIME_S", 0.1)
     never = threading.Event()
 
     def stuck(spec: NodeSpec) -> NodeReport:
@@ -190,3 +196,43 @@ def test_signals_are_put_back_after_a_run() -> None:
 
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert after == before
+
+
+def test_the_runs_own_processes_are_known_where_the_node_is_this_machine() -> None:
+    """A runbook in Python that calls gpufleet on its own node must outlive it."""
+    mine = here()
+
+    assert {os.getpid(), os.getppid()} <= mine.pids
+    assert 1 not in mine.pids
+    own = Resetting(here=mine)
+    observation = observed(boot=mine.boot_id, namespace=mine.pid_namespace)
+    assert own.own_pids(observation) == mine.pids
+    assert own.own_pids(observed(boot="another", namespace=mine.pid_namespace)) == frozenset()
+    assert own.own_pids(observed(boot=mine.boot_id, namespace="pid:[1]")) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"hooks": Hooks(guard="exit 1")}, "guard"),
+        ({"hooks": Hooks(before="drain")}, "before"),
+        ({"hooks": Hooks(after="undrain")}, "after"),
+        ({"access": Access("192.0.2.1", ssh_config=("/etc/ssh/ssh_config",))}, "ssh_config"),
+    ],
+)
+def test_a_setting_that_is_not_carried_out_stops_the_run_before_it_begins(
+    settings: dict[str, Any], key: str
+) -> None:
+    spec = replace(specs(1)[0], **settings)
+
+    with pytest.raises(UsageError, match=f"n1: this version does not carry out: {key}; nothing"):
+        reset([spec])
+
+
+def observed(boot: str, namespace: str) -> Observation:
+    sections = {
+        "self": Section("self", f"boot {boot}\n", "0"),
+        "1/memory": Section("1/memory", "", "0"),
+        "1/links": Section("1/links", f"self/ns/pid 0 root {namespace}\0", "0"),
+    }
+    return parse_observation(Answer(sections, started=True, finished=True))

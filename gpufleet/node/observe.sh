@@ -118,7 +118,7 @@ gf_self() {
   done
   gf_end missing 0
   gf_begin devices
-  printf '%s\n' /dev/nvidia*
+  printf '%s\n' /dev/nvidia* /run/nvidia/driver/dev/nvidia*
   gf_end devices 0
   for gf_name in $GF_USERS; do gf_text "user.$gf_name" "$(id -u "$gf_name" 2>/dev/null)"; done
 }

@@ -167,7 +167,7 @@ def parse_observation(answer: Answer) -> Observation:
         apps=read_apps(answer),
         units=_units(answer.text("units")),
         units_status=units.status if (units := answer.get("units")) else "missing",
-        devices=tuple(d for d in answer.text("devices").split() if d != "/dev/nvidia*"),
+        devices=tuple(d for d in answer.text("devices").split() if not d.endswith("*")),
         uids={
             name.removeprefix("user."): _number(section.text)
             for name, section in answer.sections.items()

@@ -163,15 +163,20 @@ def _field_by_field(answer: Answer) -> Health:
 
 
 def read_apps(answer: Answer) -> tuple[App, ...] | None:
-    """Memory by process as the driver charges it; None where it couldn't be asked.
+    """Memory by process as the driver charges it; None where it couldn't be asked or read.
 
     nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid …   ->   "601, 103010 MiB, GPU-1f…"
     """
     section = answer.get("apps")
     if section is None or section.status != "0":
         return None
-    matches = (_APP.match(line) for line in section.text.split("\n") if line.strip())
-    return tuple(App(int(m[1]), int(m[2]) if m[2] else None, m[4]) for m in matches if m)
+    apps = []
+    for line in filter(str.strip, section.text.split("\n")):
+        match = _APP.match(line)
+        if match is None:
+            return None
+        apps.append(App(int(match[1]), int(match[2]) if match[2] else None, match[4]))
+    return tuple(apps)
 
 
 def _table(section: Section, fields: tuple[str, ...]) -> tuple[dict[int, dict[str, str]], str]:

@@ -12,7 +12,7 @@ from gpufleet.observation import Observation, Owner, Process, ancestors
 from gpufleet.plan.rules import Hit, Setting, own_pids, package_work, spared_by
 from gpufleet.policy import Policy
 
-__all__ = ["Decision", "Job", "Plan", "make_plan"]
+__all__ = ["NO_PLAN", "Decision", "Job", "Plan", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ class Plan:
     @property
     def may_act(self) -> bool:
         return not self.blind and not self.jobs
+
+
+NO_PLAN = Plan((), (), (), ())
+"""Of an observation that shows nothing to decide on."""
 
 
 def make_plan(

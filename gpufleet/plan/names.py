@@ -53,7 +53,11 @@ GPU_DAEMON_UNITS = (
 PYTHON_SYSTEM_SCRIPTS = (
     "networkd-dispatcher",
     "unattended-upgrade*",
-    "apt*",
+    "apt",
+    "apt-*",
+    "apt_*",
+    "aptd",
+    "apt.systemd.*",
     "dnf*",
     "yum*",
     "do-release-upgrade",
@@ -65,13 +69,15 @@ PYTHON_SYSTEM_SCRIPTS = (
     "fail2ban-*",
     "waagent*",
     "WALinuxAgent*",
-    "google_*",
-    "google-*",
+    "google_metadata_*",
+    "google_guest_*",
+    "google_osconfig_*",
+    "google-*-agent",
     "cloud-init*",
     "supervisord",
     "supervisorctl",
     "supervisor",
-    "supervisor.*",
+    "supervisor.supervisord",
     "salt-*",
     "ansible*",
     "AnsiballZ_*",
@@ -83,7 +89,8 @@ PYTHON_SYSTEM_SCRIPTS = (
 """Parts of the system that happen to be written in Python (unattended-upgrades#148, firewalld#75)."""
 
 PACKAGE_SCRIPTS = (
-    "unattended-upgrade*", "apt*", "dnf*", "yum*", "do-release-upgrade", "ansible*", "AnsiballZ_*",
+    "unattended-upgrade*", "apt", "apt-*", "apt_*", "aptd", "apt.systemd.*", "dnf*", "yum*",
+    "do-release-upgrade", "ansible*", "AnsiballZ_*",
 )  # fmt: skip
 PACKAGE_PROGRAMS = ("apt", "apt-get", "aptitude", "dpkg", "rpm", "dnf5", "tdnf", "zypper")
 """Package managers and Ansible: what they start, and what started them, belongs to their work. A
@@ -95,7 +102,8 @@ BYSTANDERS = (
     "tmux", "tmux: server", "screen", "ssh", "scp", "sftp", "rsync", "git", "git-*", "su", "sudo", "login",
     "docker", "podman", "nerdctl", "kubectl", "crictl", "ctr", "helm", "journalctl", "systemctl",
     "conmon", "containerd-shim*", "dockerd", "docker-proxy", "nginx", "haproxy", "envoy", "traefik",
-    "caddy", "fluent-bit", "fluentd", "vector", "promtail", "filebeat", "telegraf", "rsyslogd",
+    "caddy", "fluent-bit", "fluentd", "td-agent", "vector", "promtail", "alloy", "grafana-agent",
+    "filebeat", "telegraf", "rsyslogd",
     "node_exporter", "node-exporter", "prometheus*", "otelcol*", "datadog-agent",
 )  # fmt: skip
 """Programs that mention a pattern because they show, edit, ship or proxy the workload."""

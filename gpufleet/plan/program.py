@@ -10,6 +10,9 @@ from gpufleet.observation import Process
 from gpufleet.plan.names import SHELLS
 
 _PYTHON = re.compile(r"(?:platform-)?(?:python|pypy)[0-9.]*(?:-[a-z]+)?\Z")
+_MANY_IN_ONE = {"busybox", "coreutils", "toybox"}
+"""Executables that are whatever they are called by."""
+
 _WITH_VALUE = {"-X", "-W", "-Q", "--check-hash-based-pycs"}
 
 
@@ -22,7 +25,7 @@ def program_name(process: Process) -> str:
 
     Not comm: it is cut to 15 characters and any program may change it.
     """
-    if process.exe:
+    if process.exe and basename(process.exe) not in _MANY_IN_ONE:
         return basename(process.exe)
     return basename(process.args[0]) if process.args else process.comm
 
@@ -57,15 +60,24 @@ def is_shell(process: Process) -> bool:
 
 
 def is_interactive_shell(process: Process) -> bool:
-    """A login shell, one that leads a session on a terminal, or one that runs neither script nor
-    command there (`bash` typed in bash): a person sits behind it."""
+    """A login shell, or one on a terminal that runs neither script nor command: a person sits there.
+
+    A `bash -c 'while …'` that leads a tmux pane isn't one: it is the respawner.
+    """
     if not is_shell(process):
         return False
     if process.args and process.args[0].startswith("-"):
         return True
-    idle = all(re.match(r"--|-[^c]*\Z", argument) for argument in process.args[1:])
-    return process.tty != 0 and (process.session == process.pid or idle)
+    return process.tty != 0 and all(re.match(r"--|-[^c]*\Z", a) for a in process.args[1:])
 
 
 def named(name: str, patterns: Iterable[str]) -> bool:
+    """Is this the name of a program that one of the patterns means?"""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def named_script(name: str, patterns: Iterable[str]) -> bool:
+    """The same for a script. A user's `apt_bench.py` is none of a family `apt_*`: the system's
+    scripts carry no suffix, but for Ansible's."""
+    own = name.endswith(".py") and not name.startswith("AnsiballZ_")
+    return name in patterns or (not own and named(name, patterns))

@@ -20,8 +20,18 @@ from gpufleet.plan.names import (
     PACKAGE_SCRIPTS,
     PYTHON_SYSTEM_SCRIPTS,
 )
-from gpufleet.plan.program import is_interactive_shell, named, program_name, script_names
+from gpufleet.plan.program import (
+    is_interactive_shell,
+    named,
+    named_script,
+    program_name,
+    script_names,
+)
 from gpufleet.policy import Policy
+
+_ANSIBLE_TAIL = " && sleep 0"
+"""How Ansible ends every command that it gives a shell; with pipelining the module comes on the
+interpreter's standard input, and nothing else tells that it is one."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +96,10 @@ def _carrier(process: Process, _hit: Hit, _setting: Setting) -> str:
 
 
 def _gpu_daemon(process: Process, _hit: Hit, _setting: Setting) -> str:
-    names = (program_name(process), *script_names(process))
-    if any(named(name, GPU_DAEMONS) for name in names):
+    # Scripts by their whole name only: a user's nvsm_train.py is no daemon.
+    if named(program_name(process), GPU_DAEMONS) or any(
+        name in GPU_DAEMONS for name in script_names(process)
+    ):
         return "GPU daemon"
     if process.owner.kind == "service" and named(process.owner.name, GPU_DAEMON_UNITS):
         return f"GPU daemon ({process.owner.name})"
@@ -113,7 +125,7 @@ def _protected(process: Process, _hit: Hit, setting: Setting) -> str:
 def _python_system(process: Process, _hit: Hit, setting: Setting) -> str:
     if process.mapped:
         return ""
-    found = [name for name in script_names(process) if named(name, PYTHON_SYSTEM_SCRIPTS)]
+    found = [name for name in script_names(process) if named_script(name, PYTHON_SYSTEM_SCRIPTS)]
     if found:
         return f"system program {found[0]}"
     if process.pid in setting.package_work and not process.holds_gpu:
@@ -189,7 +201,8 @@ def package_work(processes: Mapping[int, Process]) -> frozenset[int]:
         pid
         for pid, process in processes.items()
         if named(program_name(process), PACKAGE_PROGRAMS)
-        or any(named(name, PACKAGE_SCRIPTS) for name in script_names(process))
+        or any(named_script(name, PACKAGE_SCRIPTS) for name in script_names(process))
+        or process.command.endswith(_ANSIBLE_TAIL)
     }
     above = {ancestor.pid for pid in roots for ancestor in ancestors(pid, processes)}
     return frozenset(roots | above | _descendants(roots, processes))

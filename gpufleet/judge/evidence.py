@@ -1,0 +1,22 @@
+"""What one node's reset learned, for judging. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpufleet.observation import Observation
+from gpufleet.plan import Decision, Plan
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that one node's reset learned: the first look, the newest observation and its plan.
+
+    `killed`: every process signalled so far. `returned`: candidates that came after an act.
+    """
+
+    before: Observation
+    after: Observation
+    plan: Plan
+    killed: tuple[Decision, ...] = ()
+    returned: tuple[Decision, ...] = ()

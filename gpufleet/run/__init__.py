@@ -1,0 +1,121 @@
+"""A run over many nodes: selection in, reports out.
+
+Bounded fan-out over any `concurrent.futures.Executor`, a deadline for each node, and `^C`. Promises
+exactly one report per node, in the order of the selection, whatever happens to a node or to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from datetime import datetime, timezone
+from functools import partial
+
+from gpufleet.errors import UsageError
+from gpufleet.look import check_node, status_node
+from gpufleet.model import NodeReport, RunReport, Verdict
+from gpufleet.policy import NodeSpec
+from gpufleet.reset import Resetting, reset_node
+from gpufleet.run.fanout import PARALLEL, Progress, run_nodes, untouched
+from gpufleet.run.interrupt import Connector, Interrupt
+from gpufleet.run.origin import here, new_run_id, person
+from gpufleet.transport import Transport
+
+__all__ = ["Interrupt", "Progress", "check", "new_run_id", "reset", "run_nodes", "status"]
+
+
+def reset(
+    specs: Sequence[NodeSpec],
+    *,
+    selection: str = "",
+    dry_run: bool = False,
+    parallel: int = PARALLEL,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> RunReport:
+    """Bring every node to a proven clean slate. `dry_run`: look and plan, send no signal.
+
+    The caller's process gets INT, TERM and HUP handled while this runs (in its main thread only).
+    Raises `UsageError`, and touches nothing, when a node has settings that this version doesn't
+    carry out: a guard that silently isn't asked would be worse than none.
+    """
+    _refuse_unsupported(specs, dry_run=dry_run)
+    started = _now()
+    progress = progress or Progress()
+    interrupt = Interrupt()
+    run_id = new_run_id()
+    resetting = Resetting(
+        run_id, f"{person()}, since {started}", dry_run, interrupt.__bool__, here=here()
+    )
+
+    def work(spec: NodeSpec) -> NodeReport:
+        on_event = partial(progress.on_event, spec.name)
+        return reset_node(spec, Connector(spec, interrupt), resetting, on_event)
+
+    nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)
+    return RunReport(run_id, "reset", selection, started, _now(), nodes, dry_run, interrupt.signal)
+
+
+def _refuse_unsupported(specs: Sequence[NodeSpec], *, dry_run: bool) -> None:
+    for spec in specs:
+        named = [name for name, value in vars(spec.hooks).items() if value and not dry_run]
+        if spec.access.ssh_config:
+            named.append("ssh_config")
+        if named:
+            keys = ", ".join(named)
+            raise UsageError(
+                f"{spec.name}: this version does not carry out: {keys}; nothing was done"
+            )
+
+
+def status(
+    specs: Sequence[NodeSpec],
+    *,
+    selection: str = "",
+    parallel: int = PARALLEL,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> RunReport:
+    """One look at every node; changes nothing."""
+    return _look("status", status_node, specs, selection, parallel, progress, executor)
+
+
+def check(
+    specs: Sequence[NodeSpec],
+    *,
+    selection: str = "",
+    parallel: int = PARALLEL,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> RunReport:
+    """Would a reset work? Login, privilege, tools and GPU count of every node; changes nothing."""
+    return _look("check", check_node, specs, selection, parallel, progress, executor)
+
+
+def _look(
+    command: str,
+    look: Callable[[NodeSpec, Callable[[], Transport]], NodeReport],
+    specs: Sequence[NodeSpec],
+    selection: str,
+    parallel: int,
+    progress: Progress | None,
+    executor: Executor | None,
+) -> RunReport:
+    started = _now()
+    interrupt = Interrupt()
+
+    def work(spec: NodeSpec) -> NodeReport:
+        report = look(spec, Connector(spec, interrupt))
+        if interrupt and report.verdict in {Verdict.UNKNOWN, Verdict.UNREACHABLE}:
+            return untouched(spec)
+        return report
+
+    nodes = run_nodes(specs, work, interrupt, parallel, progress or Progress(), executor)
+    return RunReport(
+        new_run_id(), command, selection, started, _now(), nodes, interrupted_by=interrupt.signal
+    )
+
+
+def _now() -> str:
+    """UTC in milliseconds: `2026-01-31T02:00:00.123Z`."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

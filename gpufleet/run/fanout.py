@@ -1,0 +1,139 @@
+"""Bounded fan-out: at most so many nodes at once, exactly one report each, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from gpufleet.errors import NodeError, UsageError
+from gpufleet.model import NodeReport, Verdict
+from gpufleet.policy import NodeSpec
+from gpufleet.run.interrupt import Interrupt
+
+PARALLEL = 64
+"""Nodes at once. Each costs a thread and a socket here; one sshd login costs its node 10 ms."""
+
+WIND_DOWN_S = 5.0
+"""After `^C`: so long for running nodes to come to an end by themselves once their connections are cut."""
+
+_OVERTIME_S = 90.0
+"""A node's own limits end it; what is still out so long after them is given up and said to be so."""
+
+log = logging.getLogger("gpufleet")
+
+Work = Callable[[NodeSpec], NodeReport]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run tells while it goes. Called from worker threads and from the caller's own."""
+
+    on_event: Callable[[str, str, str], None] = lambda host, phase, detail: None
+    on_report: Callable[[NodeReport], None] = lambda report: None
+
+
+def run_nodes(
+    specs: Sequence[NodeSpec],
+    work: Work,
+    interrupt: Interrupt,
+    parallel: int = PARALLEL,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> tuple[NodeReport, ...]:
+    """`work` for each node, at most `parallel` at once; one report each, in the order of `specs`.
+
+    An own thread pool where no `executor` is given. Raises `UsageError` for names given twice.
+    """
+    progress = progress or Progress()
+    if len({spec.name for spec in specs}) != len(specs):
+        raise UsageError("a node is in the selection twice")
+    if parallel < 1:
+        raise UsageError(f"--parallel {parallel}: at least 1")
+    reports: dict[str, NodeReport] = {}
+    pool = executor or ThreadPoolExecutor(min(parallel, max(len(specs), 1)), "gpufleet")
+
+    def settle(report: NodeReport) -> None:
+        if report.host not in reports:
+            reports[report.host] = report
+            progress.on_report(report)
+
+    with interrupt.caught():
+        try:
+            _fan_out(specs, work, interrupt, parallel, pool, settle)
+        finally:
+            if executor is None:
+                pool.shutdown(wait=False, cancel_futures=True)
+    return tuple(reports.get(spec.name) or untouched(spec) for spec in specs)
+
+
+def _fan_out(
+    specs: Sequence[NodeSpec],
+    work: Work,
+    interrupt: Interrupt,
+    parallel: int,
+    pool: Executor,
+    settle: Callable[[NodeReport], None],
+) -> None:
+    """Start nodes as places become free; hand over each report as it comes."""
+    waiting = iter(specs)
+    running: dict[Future[NodeReport], tuple[NodeSpec, float]] = {}
+    stopped_at: float | None = None
+    while True:
+        while not interrupt and len(running) < parallel and (spec := next(waiting, None)):
+            running[pool.submit(work, spec)] = spec, time.monotonic()
+        if not running:
+            return
+        done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+        for future in done:
+            spec, _ = running.pop(future)
+            settle(_result(future, spec))
+        now = time.monotonic()
+        if interrupt and stopped_at is None:
+            stopped_at = now
+        for future, (spec, started) in list(running.items()):
+            if stopped_at is not None and now - stopped_at > WIND_DOWN_S:
+                settle(_lost(spec, "interrupted: state not verified", now - started))
+                del running[future]
+            elif now - started > _limit_s(spec):
+                settle(_lost(spec, "gave no result long after its deadline", now - started))
+                del running[future]
+
+
+def _result(future: Future[NodeReport], spec: NodeSpec) -> NodeReport:
+    """The node's report; a bug in one node's work must not cost the others theirs."""
+    try:
+        return future.result()
+    except NodeError as error:
+        return _lost(spec, error.reason, 0)
+    except Exception as error:
+        log.exception("%s: internal error", spec.name)
+        return _lost(spec, f"internal error: {type(error).__name__}: {error}"[:300], 0)
+
+
+def _limit_s(spec: NodeSpec) -> float:
+    policy = spec.policy
+    return max(policy.timeout_s, policy.dying_timeout_s) + policy.grace_s + _OVERTIME_S
+
+
+def _lost(spec: NodeSpec, reason: str, elapsed_s: float) -> NodeReport:
+    return NodeReport(
+        spec.name,
+        spec.access.address,
+        Verdict.UNKNOWN,
+        reason,
+        f"gpufleet status --hosts {spec.name}",
+        elapsed_s=round(elapsed_s, 3),
+    )
+
+
+def untouched(spec: NodeSpec) -> NodeReport:
+    return NodeReport(
+        spec.name,
+        spec.access.address,
+        Verdict.NOT_STARTED,
+        "interrupted before anything was changed",
+        f"gpufleet reset --hosts {spec.name}",
+    )

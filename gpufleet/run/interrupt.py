@@ -1,0 +1,94 @@
+"""Stopping a run from outside, in two stages: finish tidily, or at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from gpufleet.policy import NodeSpec
+from gpufleet.transport import Answer, Beat, Script, Transport
+
+
+class Interrupt:
+    """Stops a run from outside: the first signal in two stages, see `caught`."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._live: set[Transport] = set()
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """Nothing new starts, and every connection is cut: scripts on nodes end by themselves."""
+        self.signal = number
+        with self._lock:
+            live, self._live = self._live, set()
+        for transport in live:
+            transport.close()
+
+    def guard(self, transport: Transport) -> Transport:
+        """Cut this connection as well, should the run be stopped."""
+        with self._lock:
+            self._live.add(transport)
+        if self:
+            transport.close()
+        return transport
+
+    def release(self, transport: Transport) -> None:
+        with self._lock:
+            self._live.discard(transport)
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """INT, TERM and HUP stop the run and still give a report; a second one ends at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, _frame: FrameType | None) -> None:
+            if self:
+                raise KeyboardInterrupt
+            # Closing connections takes locks that the interrupted thread may hold.
+            threading.Thread(target=self.stop, args=(number,), daemon=True).start()
+            self.signal = number
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Connector:
+    """Opens the SSH connection of one node, known to the interrupt while it lives."""
+
+    def __init__(self, spec: NodeSpec, interrupt: Interrupt) -> None:
+        self._spec = spec
+        self._interrupt = interrupt
+
+    def __call__(self) -> Transport:
+        from gpufleet.ssh import connect  # noqa: PLC0415  # 0.1 s that `--help` needn't pay
+
+        return self._interrupt.guard(Guarded(connect(self._spec), self._interrupt))
+
+
+class Guarded:
+    """A transport that the interrupt may close until it is closed."""
+
+    def __init__(self, inner: Transport, interrupt: Interrupt) -> None:
+        self._inner = inner
+        self._interrupt = interrupt
+
+    def run(self, script: Script, *, timeout_s: float, beat: Beat | None = None) -> Answer:
+        return self._inner.run(script, timeout_s=timeout_s, beat=beat)
+
+    def close(self) -> None:
+        self._interrupt.release(self)
+        self._inner.close()
