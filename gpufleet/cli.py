@@ -163,6 +163,22 @@ def reset(
         str | None,
         typer.Option("--jobs", metavar="spare|kill", help="Nodes with a Slurm job or a pod"),
     ] = None,
+    match_workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--match-workload",
+            metavar="REGEX",
+            help="What the workload is, in place of `workload` (repeatable)",
+        ),
+    ] = None,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--protect",
+            metavar="NAME",
+            help="Never kill this program, unit:NAME or user:NAME (repeatable)",
+        ),
+    ] = None,
     timeout: Timeout = None,
     parallel: Parallel = 64,
     allow_skipped: Annotated[
@@ -180,6 +196,8 @@ def reset(
         "attempts": attempts,
         "settle": settle,
         "jobs": jobs,
+        "workload": match_workload,
+        "protect": protect,
         "timeout": timeout,
     }
     fleet, specs = _selected(inventory, hosts, exclude, limit, settings)

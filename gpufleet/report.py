@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gpufleet.errors import NodeError, Unreachable
 from gpufleet.judge import Judgement
@@ -55,6 +56,24 @@ def failed_report(spec: NodeSpec, error: NodeError, *, elapsed_s: float) -> Node
         stage=error.stage if isinstance(error, Unreachable) else "",
         elapsed_s=round(elapsed_s, 3),
     )
+
+
+def with_ports(report: NodeReport, ports: Mapping[int, Sequence[int]]) -> NodeReport:
+    """The report with a warning for each survivor that keeps a port: the next server can't bind it."""
+    told = tuple(
+        f"pid {line.pid} still listens on port {', '.join(map(str, ports[line.pid]))}"
+        for line in report.survivors
+        if line.pid in ports
+    )
+    return replace(report, warnings=(*report.warnings, *told))
+
+
+def syslog_line(report: NodeReport, run_id: str, who: str) -> str:
+    """One line, at most 900 characters: run, who, verdict, what was killed; secrets are masked."""
+    killed = ", ".join(f"{line.pid} {line.user} {line.command[:60]}" for line in report.killed)
+    text = f"run {run_id} by {who}: {report.verdict}, killed {len(report.killed)}"
+    reason = f"; {report.reason}" if report.reason else ""
+    return f"{text}{reason}: {killed}"[:900]
 
 
 def _gpus(before: Observation | None, after: Observation | None) -> tuple[Gpu, ...]:

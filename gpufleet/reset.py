@@ -16,11 +16,11 @@ import tenacity
 from gpufleet.errors import ConnectionLost, NodeError, ScriptTimeout, Unreachable
 from gpufleet.judge import Evidence, Judgement, judge_dry_run, judge_reset
 from gpufleet.model import NodeReport, ProcessLine, Verdict
-from gpufleet.node import act_script, look_script
-from gpufleet.observation import Observation, parse_observation
+from gpufleet.node import act_script, close_script, look_script
+from gpufleet.observation import Observation, parse_observation, parse_ports
 from gpufleet.plan import NO_PLAN, Decision, Plan, make_plan
 from gpufleet.policy import NodeSpec
-from gpufleet.report import failed_report, node_report
+from gpufleet.report import failed_report, node_report, syslog_line, with_ports
 from gpufleet.transport import Connect, Script, Transport
 
 OnEvent = Callable[[str, str], None]
@@ -32,6 +32,8 @@ and a half times `connect_timeout`: a node that never answers mustn't hold up th
 
 IDLE_ROUNDS = 3
 """So many acts without anything to kill: waiting longer is the node's matter, not one more look's."""
+
+_CLOSE_S = 10.0
 
 _ANSWER_MARGIN_S = 15.0
 """The node's own limits end a script; the connection's deadline only catches one that they don't."""
@@ -145,7 +147,21 @@ def _reset(state: _State) -> NodeReport:
         sleep=state.run.sleep,
         before_sleep=lambda call: state.on_event("retry", _why(call)),
     )
-    return _report(state, rounds(_act, state))
+    return _close(state, _report(state, rounds(_act, state)))
+
+
+def _close(state: _State, report: NodeReport) -> NodeReport:
+    """Leave a line in the node's syslog, and learn which ports survivors keep. Both are extras: a
+    node that won't take them has its verdict all the same."""
+    line = syslog_line(report, state.run.run_id, state.run.who)
+    script = close_script(line=line, ports=bool(report.survivors))
+    if state.transport is None or not state.attempts:
+        return report
+    try:
+        answer = state.transport.run(script, timeout_s=_CLOSE_S)
+    except NodeError:
+        return report
+    return with_ports(report, parse_ports(answer.text("ports")))
 
 
 def _worth_acting(state: _State, judgement: Judgement) -> bool:
@@ -184,13 +200,7 @@ def _act(state: _State) -> Judgement:
         lock=f"run {state.run.run_id} by {state.run.who}",
         budget_s=state.left_s,
         dying_budget_s=state.dying_left_s,
-        owners=sorted(
-            {
-                decision.process.owner.name
-                for decision in state.decided.values()
-                if decision.process.owner.kind == "service"
-            }
-        ),
+        owners={decision.process.owner for decision in state.decided.values()},
     )
     limit_s = state.dying_left_s + policy.grace_s + policy.settle_s + policy.limits.smi_s
     try:

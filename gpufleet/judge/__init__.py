@@ -19,7 +19,8 @@ from gpufleet.judge.gpus import (
     memory_findings,
     over,
 )
-from gpufleet.judge.leftover import amounts_over, memory_left, tolerated
+from gpufleet.judge.keepers import keeper_findings
+from gpufleet.judge.leftover import amounts_over, memory_left, segment_warnings, tolerated
 from gpufleet.judge.processes import (
     fuser_findings,
     monitor_findings,
@@ -62,6 +63,8 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         *_device_findings(after, ssh),
         *health_findings(after.health, after.last.memory, ssh),
         *daemon_findings(evidence.before, after, ssh),
+        *keeper_findings(evidence, ssh),
+        *_asleep_findings(after, ssh),
     ]
     if not findings:
         findings = list(_proof_gaps(after, policy, ssh))
@@ -69,6 +72,7 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         *health_warnings(after.health),
         *daemon_warnings(evidence.before, after),
         *_protect_warnings(after, policy),
+        *segment_warnings(after),
     ]
     if policy.tolerance_mib and not findings:
         warnings.extend(tolerated(after, policy))
@@ -137,6 +141,14 @@ def _device_findings(observation: Observation, ssh: str) -> Iterator[Finding]:
     if not observation.devices:
         reason = "there is no /dev/nvidia*, so nobody can be seen holding one"
         yield Finding(Verdict.UNKNOWN, reason, f"{ssh} 'ls -l /dev/nvidia*; nvidia-modprobe'")
+
+
+def _asleep_findings(observation: Observation, ssh: str) -> Iterator[Finding]:
+    """A process that hangs its readers can't be told from workload, nor be waited for."""
+    for pid in sorted(observation.last.asleep & set(observation.last.processes)):
+        process = observation.last.processes[pid]
+        reason = f"pid {pid} ({process.comm}) is in state D and hangs whoever reads it"
+        yield Finding(Verdict.UNKNOWN, reason, f"{ssh} cat /proc/{pid}/stack  # then reboot")
 
 
 def _blind_findings(plan: Plan, ssh: str) -> Iterator[Finding]:

@@ -42,13 +42,7 @@ def daemon_findings(before: Observation, after: Observation, ssh: str) -> Iterat
         reason = f"systemctl did not tell of {', '.join(sorted(untold))}"
         yield Finding(Verdict.UNKNOWN, reason, f"{ssh} systemctl status")
     for unit in after.units.values():
-        if unit.name not in VITAL_UNITS and unit.active == "activating":
-            yield Finding(
-                Verdict.DIRTY,
-                f"{unit.name} is about to bring it back ({unit.sub}, Restart={unit.restart})",
-                f"{ssh} systemctl stop {unit.name}",
-            )
-        elif (
+        if (
             unit.name in VITAL_UNITS
             and unit.enabled.startswith("enabled")
             and unit.active != "active"

@@ -9,7 +9,7 @@ from gpufleet.judge.finding import Finding
 from gpufleet.judge.gpus import over
 from gpufleet.judge.processes import stop_command
 from gpufleet.model import Verdict
-from gpufleet.observation import HOST_PID_NAMESPACE, Observation
+from gpufleet.observation import HOST_PID_NAMESPACE, Observation, unused
 from gpufleet.plan import Decision
 from gpufleet.policy import Policy
 
@@ -103,3 +103,12 @@ def tolerated(observation: Observation, policy: Policy) -> Iterator[str]:
     used = [row.used_mib or 0 for row in observation.last.memory.rows]
     if used and max(used) > 0:
         yield f"up to {max(used)} MiB count as free (tolerance: {policy.tolerance_mib} MiB)"
+
+
+def segment_warnings(observation: Observation) -> Iterator[str]:
+    """Shared memory that no process uses any more: it fills /dev/shm until a next start fails."""
+    left = unused(observation.segments, observation.last.segments)
+    if left:
+        mib = sum(segment.size for segment in left) / (1 << 20)
+        names = ", ".join(segment.name for segment in left[:3]) + (", …" if len(left) > 3 else "")
+        yield f"/dev/shm: {len(left)} files that nobody uses, {mib:.0f} MiB ({names})"

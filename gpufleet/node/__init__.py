@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpufleet.observation import HEALTH_FIELDS
+from gpufleet.observation import HEALTH_FIELDS, Owner
 from gpufleet.policy import Policy
 from gpufleet.transport import Script
 
@@ -31,17 +31,27 @@ def act_script(
     lock: str,
     budget_s: float,
     dying_budget_s: float,
-    owners: Iterable[str] = (),
+    owners: Iterable[Owner] = (),
 ) -> Script:
     """One act on `kill`, pairs of pid and start time in the order to signal; may be empty: only watch.
 
-    `owners`: services whose state is asked for afterwards, because they may start it all again.
+    `owners`: services, containers and pods whose state is asked for afterwards, because they may
+    start it all again.
     """
     limits = policy.limits
+    owners = sorted(set(owners), key=str)
+    services = [owner.name for owner in owners if owner.kind == "service"]
+    containers = [
+        f"{owner.runtime}:{owner.name}"
+        for owner in owners
+        if owner.kind == "container" and owner.runtime in {"docker", "podman"}
+    ]
     variables = _common(policy, budget_s)
     variables |= {
         "GF_SETTLE_S": f"{policy.settle_s:.2f}",
-        "GF_UNITS": " ".join([*UNITS, *owners]),
+        "GF_UNITS": " ".join([*UNITS, *services]),
+        "GF_CONTAINERS": " ".join(containers),
+        "GF_PODS": " ".join(owner.name for owner in owners if owner.kind == "pod"),
         "GF_KILL": " ".join(f"{pid}:{start}" for pid, start in kill),
         "GF_LOCK": lock,
         "GF_GRACE_CS": _hundredths(policy.grace_s),
@@ -53,6 +63,12 @@ def act_script(
         "GF_FROZEN_CS": _hundredths(limits.frozen_s),
     }
     return Script("act", ("frame.sh", "observe.sh", "act.sh"), variables)
+
+
+def close_script(*, line: str, ports: bool) -> Script:
+    """The end of a reset that acted: `line` for the node's syslog; `ports`: who listens there?"""
+    variables = {"GF_LINE": line, "GF_PORTS": "yes" if ports else "", "GF_TOOL_S": "5.0"}
+    return Script("close", ("frame.sh", "close.sh"), variables)
 
 
 def _common(policy: Policy, budget_s: float) -> dict[str, str]:

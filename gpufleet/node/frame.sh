@@ -27,12 +27,14 @@ gf_text() {
 
 # gf_tool NAME COMMAND...: a section from a tool that gets GF_TOOL_S seconds. -k: a tool that
 # ignores TERM must go as well. Writes straight to the channel: a pipe would wait for a stuck child.
+# GF_TOOL_STATUS becomes its exit status, 124 or 137 if it ran out of time.
 gf_tool() {
   gf_section=$1
   shift
   gf_begin "$gf_section"
   timeout -k 2 "$GF_TOOL_S" "$@" 2>/dev/null
-  gf_end "$gf_section" "$?"
+  GF_TOOL_STATUS=$?
+  gf_end "$gf_section" "$GF_TOOL_STATUS"
 }
 
 # gf_fail REASON: the node can't be worked on; said, and the script ends.

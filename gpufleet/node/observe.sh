@@ -78,25 +78,58 @@ gf_free() {
 
 # gf_processes NAME: every process's stat, command line and cgroup, each line with its file's name
 # before it (so that no command line can pose as another process); the user in a second pass,
-# because status has sixty lines more. -s: processes end while one reads.
+# because status has sixty lines more. -s: processes end while one reads. A process that hangs
+# whoever reads its command line or its mappings is left out at the second try: GF_HANGING.
 gf_processes() {
-  gf_tool "$1/procs" grep -aHs '' [0-9]*/stat [0-9]*/cmdline [0-9]*/cgroup
+  if [ -z "$GF_HANGING" ]; then
+    gf_tool "$1/procs" grep -aHs '' [0-9]*/stat [0-9]*/cmdline [0-9]*/cgroup
+    case $GF_TOOL_STATUS in 124 | 137) GF_HANGING=yes ;; esac
+  fi
+  if [ -n "$GF_HANGING" ]; then
+    gf_awake cmdline cgroup
+    # shellcheck disable=SC2086  # words wanted: names of files
+    gf_tool "$1/procs" grep -aHs '' [0-9]*/stat $GF_AWAKE
+    gf_text "$1/asleep" "$GF_ASLEEP"
+  fi
   gf_tool "$1/uids" grep -aHs '^Uid:' [0-9]*/status
+}
+
+# gf_awake FILE...: GF_AWAKE becomes these files of all processes of which no thread is in D,
+# GF_ASLEEP the pids of the others.
+gf_awake() {
+  GF_AWAKE=/dev/null
+  GF_ASLEEP=
+  for gf_proc in [0-9]*; do
+    for gf_task in "$gf_proc"/task/*/stat; do
+      gf_stat "$gf_task" || continue
+      [ "$GF_STATE" != D ] || { GF_ASLEEP="$GF_ASLEEP $gf_proc"; continue 2; }
+    done
+    for gf_name in "$@"; do GF_AWAKE="$GF_AWAKE $gf_proc/$gf_name"; done
+  done
 }
 
 # gf_holders NAME: who has a GPU device open or mapped, by the text of the links: it also finds
 # device nodes that a container made for itself, which fuser can't. -xtype c: a character device, not
-# a file in somebody's folder dev/nvidia. The executable's link and the names of users come along.
+# a file in somebody's folder dev/nvidia. The executable's link and the names of users come along,
+# and who uses which file in /dev/shm.
 gf_holders() {
   gf_tool "$1/links" find self/ns/pid [0-9]*/exe [0-9]*/fd -maxdepth 1 \
-    \( -name exe -o -name pid -o -lname '*/dev/nvidia*' -xtype c \) -printf '%p %U %u %l\0'
+    \( -name exe -o -name pid -o -lname '/dev/shm/*' -o -lname '*/dev/nvidia*' -xtype c \) \
+    -printf '%p %U %u %l\0'
+  [ -z "$GF_HANGING" ] || gf_awake maps
   gf_begin "$1/maps"
-  {
-    timeout -k 2 "$GF_TOOL_S" grep -aHos '[^ ]*/dev/nvidia[^ ]*' [0-9]*/maps
-    printf 'status %s\n' "$?"
-  } | sort -u
+  gf_maps | sort -u
   gf_end "$1/maps" 0
-  gf_tool "$1/fuser" fuser /dev/nvidia*
+  # fuser reads mappings as well, and would hang like the others.
+  [ -n "$GF_HANGING" ] || gf_tool "$1/fuser" fuser /dev/nvidia*
+}
+
+gf_maps() {
+  # shellcheck disable=SC2086  # words wanted: names of files
+  set -- ${GF_HANGING:+$GF_AWAKE}
+  [ $# -gt 0 ] || set -- [0-9]*/maps
+  timeout -k 2 "$GF_TOOL_S" grep -aHos -e '[^ ]*/dev/nvidia[^ ]*' -e '/dev/shm/[^ ]*' "$@"
+  printf 'status %s\n' "$?"
 }
 
 # gf_sample NAME: one complete sample. The memory was read just before by gf_read_memory.
@@ -110,6 +143,7 @@ gf_sample() {
 
 # gf_self: who the script is on this node, so that the plan can spare it.
 gf_self() {
+  GF_HANGING=
   read -r gf_boot </proc/sys/kernel/random/boot_id
   gf_text self "pid $$" "uid $GF_UID" "boot $gf_boot" "dir $GF_DIR"
   gf_begin missing
@@ -139,6 +173,9 @@ gf_slow() {
   fi
   gf_run_smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader
   gf_show_smi apps
+  gf_begin shm
+  ls -lnA /dev/shm 2>/dev/null
+  gf_end shm "$?"
   if [ -d /run/systemd/system ]; then
     set -f # a unit's name may hold a pattern
     # shellcheck disable=SC2086  # words wanted: unit names

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gpufleet.observation.act import ActLog, parse_act
 from gpufleet.observation.gpus import (
     HEALTH_FIELDS,
     App,
@@ -21,6 +22,14 @@ from gpufleet.observation.gpus import (
     read_health,
     read_memory,
 )
+from gpufleet.observation.keepers import (
+    Container,
+    Unit,
+    parse_units,
+    read_containers,
+    read_pods,
+)
+from gpufleet.observation.leftovers import Segment, parse_ports, parse_segments, unused
 from gpufleet.observation.owner import Owner, parse_owner
 from gpufleet.observation.processes import (
     Process,
@@ -28,6 +37,7 @@ from gpufleet.observation.processes import (
     pid_namespace,
     read_fuser,
     read_processes,
+    read_segments,
 )
 from gpufleet.transport import Answer
 
@@ -37,6 +47,7 @@ __all__ = [
     "NOT_ROOT",
     "ActLog",
     "App",
+    "Container",
     "GpuRow",
     "Health",
     "MemoryReading",
@@ -44,11 +55,14 @@ __all__ = [
     "Owner",
     "Process",
     "Sample",
+    "Segment",
     "Unit",
     "ancestors",
     "parse_memory_csv",
     "parse_observation",
     "parse_owner",
+    "parse_ports",
+    "unused",
 ]
 
 TICKS_PER_S = 100
@@ -75,6 +89,11 @@ class Sample:
     processes: Mapping[int, Process]
     blind: tuple[str, ...]
     fuser: frozenset[int] | None
+    asleep: frozenset[int] = frozenset()
+    """Processes that were left out because they hang whoever reads them; of these only the
+    state, the executable and the descriptors are known."""
+    segments: frozenset[str] = frozenset()
+    """Files in /dev/shm that some process has open or mapped."""
 
     def holders(self) -> list[Process]:
         """Living processes that have a GPU device open or mapped, by pid."""
@@ -84,41 +103,6 @@ class Sample:
         """Does the very same process (pid and start time) still live in this sample?"""
         now = self.processes.get(process.pid)
         return now is not None and now.identity == process.identity and not now.dead
-
-
-@dataclass(frozen=True)
-class Unit:
-    """systemd's own words on one unit; "" where it said nothing."""
-
-    name: str
-    load: str
-    enabled: str
-    active: str
-    sub: str
-    restart: str
-    restarts: str
-
-
-@dataclass(frozen=True)
-class ActLog:
-    """What an act did. `signals`: pid, start time → the last signal that was really sent.
-
-    `refused`: processes that the kernel didn't let us signal. `dead_s` and `free_s`: seconds from
-    the signal until all were dead and until the memory was free, None if that didn't come.
-    `stop`: why the watch ended: free, still (nothing left that could change the reading), late,
-    dying, unkillable. `readings`: (seconds since the signal, status;row;row).
-    """
-
-    signals: Mapping[tuple[int, int], str]
-    refused: frozenset[tuple[int, int]]
-    dead_s: float | None
-    stop: str
-    stuck_thread: str
-    readings: tuple[tuple[float, str], ...]
-
-    @property
-    def free_s(self) -> float | None:
-        return self.readings[-1][0] if self.stop == "free" and self.readings else None
 
 
 @dataclass(frozen=True)
@@ -145,6 +129,9 @@ class Observation:
     locked: str | None
     failure: str
     missing: tuple[str, ...] = ()
+    containers: Mapping[str, Container] = field(default_factory=dict)
+    pods: frozenset[str] = frozenset()
+    segments: tuple[Segment, ...] = ()
 
     @property
     def last(self) -> Sample:
@@ -165,7 +152,7 @@ def parse_observation(answer: Answer) -> Observation:
         samples=samples,
         health=read_health(answer),
         apps=read_apps(answer),
-        units=_units(answer.text("units")),
+        units=parse_units(answer.text("units")),
         units_status=units.status if (units := answer.get("units")) else "missing",
         devices=tuple(d for d in answer.text("devices").split() if not d.endswith("*")),
         uids={
@@ -173,10 +160,13 @@ def parse_observation(answer: Answer) -> Observation:
             for name, section in answer.sections.items()
             if name.startswith("user.") and _number(section.text) >= 0
         },
-        act=_act(answer.text("act")) if answer.get("act") else None,
+        act=parse_act(answer.text("act")) if answer.get("act") else None,
         locked=answer.text("locked").strip() if answer.get("locked") else None,
         failure=answer.text("failed").strip(),
         missing=tuple(answer.text("missing").split()),
+        containers=read_containers(answer),
+        pods=read_pods(answer),
+        segments=parse_segments(answer.text("shm")),
     )
 
 
@@ -188,6 +178,8 @@ def _sample(answer: Answer, name: str, self_pid: int, uid: int) -> Sample:
         processes=processes,
         blind=tuple(_blindness(answer, name, processes, self_pid, uid)),
         fuser=read_fuser(answer, name),
+        asleep=frozenset(map(int, re.findall(r"\b[0-9]+\b", answer.text(f"{name}/asleep")))),
+        segments=read_segments(answer, name),
     )
 
 
@@ -229,40 +221,6 @@ def _blindness(
         yield "users of processes could not be read"
     if uid == 0 and not (own.exe and init.exe):
         yield "executables and descriptors of other processes are hidden from root here"
-
-
-def _units(text: str) -> dict[str, Unit]:
-    """Blocks of `Key=value` lines with blank lines between, as `systemctl show` prints them."""
-    units = {}
-    for block in text.split("\n\n"):
-        values = dict(line.split("=", 1) for line in block.split("\n") if "=" in line)
-        keys = ("LoadState", "UnitFileState", "ActiveState", "SubState", "Restart", "NRestarts")
-        if name := values.get("Id"):
-            units[name] = Unit(name, *(values.get(key, "") for key in keys))
-    return units
-
-
-def _act(text: str) -> ActLog:
-    """`PID:START SIGNAL sent|gone|reused|refused`, `dead CS`, `reading CS TEXT`, `stop WHY`."""
-    signals: dict[tuple[int, int], str] = {}
-    refused = set()
-    readings: list[tuple[float, str]] = []
-    dead_s: float | None = None
-    stop, thread = "", ""
-    for line in text.split("\n"):
-        if match := re.fullmatch(r"([0-9]+):([0-9]+) ([A-Z]+) (sent|gone|reused|refused)", line):
-            identity = int(match[1]), int(match[2])
-            if match[4] == "sent":
-                signals[identity] = match[3]
-            elif match[4] == "refused":
-                refused.add(identity)
-        elif match := re.fullmatch(r"dead ([0-9]+)", line):
-            dead_s = int(match[1]) / 100
-        elif match := re.fullmatch(r"reading ([0-9]+) (.*)", line):
-            readings.append((int(match[1]) / 100, match[2]))
-        elif match := re.fullmatch(r"stop ([a-z]+) ?(.*)", line):
-            stop, thread = match[1], match[2]
-    return ActLog(signals, frozenset(refused), dead_s, stop, thread, tuple(readings))
 
 
 def _number(text: str | None) -> int:

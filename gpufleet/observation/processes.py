@@ -116,6 +116,15 @@ def read_fuser(answer: Answer, sample: str) -> frozenset[int] | None:
     return frozenset(int(w) for w in words if w.isascii() and w.isdigit() and int(w) > 1)
 
 
+def read_segments(answer: Answer, sample: str) -> frozenset[str]:
+    """Files in /dev/shm that any process has open or mapped."""
+    opened = {link for _, _, _, link in _records(answer.text(f"{sample}/links"))}
+    mapped = {line.partition(":")[2] for line in answer.text(f"{sample}/maps").split("\n")}
+    return frozenset(
+        path.removesuffix(DELETED) for path in opened | mapped if path.startswith("/dev/shm/")
+    )
+
+
 def pid_namespace(answer: Answer, sample: str) -> str:
     """`pid:[4026531836]`, or "" where it couldn't be read."""
     for path, _, _, link in _records(answer.text(f"{sample}/links")):
