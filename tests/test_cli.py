@@ -20,7 +20,7 @@ from tests.simfleet import IDLE, SGLANG, Proc, SimFleet, SimNode
 DRAINING = Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=30)
 
 
-def test_one_node_down_costs_the_others_nothing(fleet: SimFleet, gpufleet: Command) -> None:
+def test_e04_one_node_down_costs_the_others_nothing(fleet: SimFleet, gpufleet: Command) -> None:
     for node in fleet:
         node.start(SGLANG)
     fleet["gpu02"].stop_sshd()
@@ -70,13 +70,13 @@ def test_the_table_names_each_node_and_counts_at_the_end(
     assert "\x1b" not in ran.out
 
 
-def test_quiet_says_nothing_when_all_is_well(fleet: SimFleet, gpufleet: Command) -> None:
+def test_e08_quiet_says_nothing_when_all_is_well(fleet: SimFleet, gpufleet: Command) -> None:
     ran = gpufleet("reset", "--hosts", "inference-pool", "--quiet")
 
     assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 
-def test_quiet_names_only_the_nodes_that_failed(fleet: SimFleet, gpufleet: Command) -> None:
+def test_e08_quiet_names_only_the_nodes_that_failed(fleet: SimFleet, gpufleet: Command) -> None:
     fleet["gpu03"].fault("gpu3", "[N/A]")
 
     ran = gpufleet("reset", "--hosts", "inference-pool", "--quiet")
@@ -286,7 +286,7 @@ def on_terminal(fleet: SimFleet, answer: str, *arguments: str) -> tuple[int, str
     return process.returncode, said + out
 
 
-def test_on_a_terminal_it_asks_once_and_no_means_no(fleet: SimFleet, node: SimNode) -> None:
+def test_e12_on_a_terminal_it_asks_once_and_no_means_no(fleet: SimFleet, node: SimNode) -> None:
     procs = node.start(SGLANG)
 
     code, said = on_terminal(fleet, "n\n", "reset", "--hosts", "gpu[01-02]")
@@ -312,7 +312,7 @@ def test_on_a_terminal_yes_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_run_stops_everywhere_and_still_reports(
+def test_e03_an_interrupted_run_stops_everywhere_and_still_reports(
     number: signal.Signals, fleet: SimFleet
 ) -> None:
     """gpu01 is done, gpu02 waits for memory, gpu03 and gpu04 never start."""

@@ -7,9 +7,13 @@ import time
 
 import pytest
 
+from gpufleet import run
 from gpufleet.model import NodeReport, Verdict
-from gpufleet.policy import Limits
-from tests.conftest import Reset
+from gpufleet.policy import Limits, Policy
+from gpufleet.reset import Resetting, reset_node
+from gpufleet.run import Progress
+from gpufleet.ssh import connect
+from tests.conftest import QUICK, Reset, spec_of
 from tests.simfleet import SGLANG, Proc, SimFleet, SimFleetError, SimNode
 from tests.simfleet import scenes as scene
 
@@ -162,3 +166,60 @@ def freeze_or_skip(node: SimNode, proc: object) -> None:
         node.freeze(proc)  # type: ignore[arg-type]  # a RunningProcess
     except SimFleetError as error:
         pytest.skip(f"this kernel can't show it: {error}")
+
+
+def test_b02_the_loops_own_login_lives_whatever_its_command_line_says(
+    fleet: SimFleet, node: SimNode
+) -> None:
+    """A login shell and a sudo whose arguments hold the pattern stand above the script."""
+    [job] = node.start((Proc("job", ("python3", "train.py"), memory={0: 30_000}),))
+    node.tool("sudo", "exec bash -c '/bin/sh -s; true # python3|sglang' \"sudo python3|sglang\"")
+    spec = spec_of(fleet, node, sudo=True)
+
+    report = reset_node(spec, lambda: connect(spec), Resetting("b02", "tests"))
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert [line.pid for line in report.killed] == [job.pid]
+    assert {line.rule for line in report.spared} == {"own"}
+
+
+def test_b14_nothing_to_kill_and_children_gone_before_their_turn_are_no_errors(
+    node: SimNode, reset_sim: Reset
+) -> None:
+    assert reset_sim().verdict is Verdict.CLEAN
+    node.start(
+        (
+            Proc("parent", ("python3", "parent.py")),
+            Proc("worker", ("python3", "worker.py"), parent="parent", term="die"),
+        )
+    )
+
+    report = reset_sim(grace_s=1.0)
+
+    assert report.verdict is Verdict.CLEAN, report
+
+
+def test_e05_a_node_that_never_answers_costs_the_others_nothing(fleet: SimFleet) -> None:
+    """gpu02 takes the connection and says nothing; gpu03 logs in, and its tools hang."""
+    for name in ("gpu01", "gpu04"):
+        fleet[name].start(scene.TRAINING)
+    fleet["gpu02"].freeze_sshd()
+    fleet["gpu03"].tool("id", "sleep 60")
+    policy = Policy(timeout_s=3, dying_timeout_s=3, limits=QUICK)
+    specs = [spec_of(fleet, node, policy, connect_timeout_s=1.0) for node in fleet]
+    finished: list[str] = []
+
+    started = time.monotonic()
+    report = run.reset(specs, progress=Progress(on_report=lambda node: finished.append(node.host)))
+
+    verdicts = {node.host: node.verdict for node in report.nodes}
+    assert verdicts == {
+        "gpu01": Verdict.CLEAN,
+        "gpu02": Verdict.UNREACHABLE,
+        "gpu03": Verdict.UNKNOWN,
+        "gpu04": Verdict.CLEAN,
+    }
+    assert report.nodes[1].stage == "handshake"
+    assert finished[-1] == "gpu03"
+    assert report.exit_code() == 3
+    assert time.monotonic() - started < 40

@@ -14,7 +14,7 @@ import pytest
 from gpufleet.errors import ConnectionLost, ScriptTimeout, Unreachable
 from gpufleet.ssh import connect
 from gpufleet.ssh.hostkeys import KnownHosts, known_hosts
-from gpufleet.transport import Script, node_file
+from gpufleet.transport import Script, Section, node_file
 from tests.conftest import spec_of
 from tests.simfleet import NodeSettings, SimFleet, SimNode
 
@@ -124,7 +124,7 @@ def test_a_name_that_does_not_resolve_ends_at_stage_dns(fleet: SimFleet, node: S
     assert caught.value.stage == "dns"
 
 
-def test_a_key_that_is_not_authorized_ends_at_stage_authentication(
+def test_c07_a_key_that_is_not_authorized_ends_at_stage_authentication(
     fleet: SimFleet, node: SimNode, tmp_path: Path
 ) -> None:
     key = tmp_path / "other"
@@ -138,7 +138,7 @@ def test_a_key_that_is_not_authorized_ends_at_stage_authentication(
     assert not caught.value.transient
 
 
-def test_a_key_with_a_passphrase_and_no_agent_is_said(
+def test_c13_a_key_with_a_passphrase_and_no_agent_is_said(
     fleet: SimFleet, node: SimNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -151,7 +151,7 @@ def test_a_key_with_a_passphrase_and_no_agent_is_said(
     assert "SSH_AUTH_SOCK is not set" in caught.value.reason
 
 
-def test_an_unknown_host_key_is_refused_with_the_cure(
+def test_c02_an_unknown_host_key_is_refused_with_the_cure(
     fleet: SimFleet, node: SimNode, tmp_path: Path
 ) -> None:
     empty = tmp_path / "known_hosts"
@@ -184,7 +184,9 @@ def test_accept_new_adds_the_key_once_and_never_takes_a_changed_one(
     assert known.read_text() == changed
 
 
-def test_a_changed_host_key_is_refused_with_file_and_line(fleet: SimFleet, node: SimNode) -> None:
+def test_c01_a_changed_host_key_is_refused_with_file_and_line(
+    fleet: SimFleet, node: SimNode
+) -> None:
     fleet.forge_host_key(node.name)
 
     with pytest.raises(Unreachable, match="host key changed") as caught:
@@ -236,7 +238,56 @@ def test_a_login_without_a_shell_is_unreachable_with_its_own_words(shell: str, s
     assert said in caught.value.reason
 
 
-def test_known_hosts_lines_of_every_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said", ["sudo: a password is required", "sudo: sorry, you must have a tty to run sudo"]
+)
+def test_c12_sudo_that_refuses_is_no_privilege_with_its_own_words(
+    said: str, fleet: SimFleet, node: SimNode
+) -> None:
+    node.tool("sudo", f'echo "{said}" >&2; exit 1')
+    session = connect(spec_of(fleet, node, sudo=True))
+
+    with pytest.raises(Unreachable, match=f"no privilege: {said}") as caught:
+        session.run(script(""), timeout_s=10)
+    session.close()
+
+    assert caught.value.stage == "privilege"
+    assert not caught.value.transient
+
+
+def test_sudo_gets_the_whole_script_and_is_never_asked_to_prompt(
+    fleet: SimFleet, node: SimNode
+) -> None:
+    node.tool("sudo", 'echo "$*" >/run/asked; shift; exec "$@"')
+    session = connect(spec_of(fleet, node, sudo=True))
+
+    answer = session.run(script("gf_text hello world"), timeout_s=10)
+    session.close()
+
+    assert answer.text("hello") == "world\n"
+    assert node.path("/run/asked").read_text() == "-n /bin/sh -s\n"
+
+
+NOISE = (
+    "echo 'Welcome to the cluster, 8 GPUs, have fun'; printf '\\033[33mquota: 3, 12 GiB\\033[0m\\n';"
+    " echo '0, 0 MiB'; echo 'bash: warning: setlocale: LC_ALL: cannot change locale' >&2;"
+    " trap 'echo logout hook: 0, 0 MiB' EXIT"
+)
+
+
+def test_c10_noise_of_a_login_is_never_taken_for_an_answer(fleet: SimFleet, node: SimNode) -> None:
+    rc = node.path("/run/home/root/.bashrc")
+    rc.write_text(NOISE)
+    session = connect(spec_of(fleet, node))
+
+    answer = session.run(script("gf_text hello world"), timeout_s=10)
+    session.close()
+    rc.unlink()
+
+    assert dict(answer.sections) == {"hello": Section("hello", "world\n", "0")}
+
+
+def test_c03_known_hosts_lines_of_every_kind(tmp_path: Path) -> None:
     path = tmp_path / "known_hosts"
     key = "AAAAC3NzaC1lZDI1NTE5AAAAIFfE4Qmzj2BqQXSZ2OYj5OO1Ol9p3vDkPNNFWSGBb5hB"
     # |1|salt|hash of "gpu-01", as ssh-keygen -H writes it

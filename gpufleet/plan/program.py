@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from gpufleet.observation import Process
 from gpufleet.plan.names import SHELLS
@@ -71,12 +71,13 @@ def is_interactive_shell(process: Process) -> bool:
     return process.tty != 0 and all(re.match(r"--|-[^c]*\Z", a) for a in process.args[1:])
 
 
-def named(name: str, patterns: Iterable[str]) -> bool:
+@lru_cache(maxsize=8192)
+def named(name: str, patterns: tuple[str, ...]) -> bool:
     """Is this the name of a program that one of the patterns means?"""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def named_script(name: str, patterns: Iterable[str]) -> bool:
+def named_script(name: str, patterns: tuple[str, ...]) -> bool:
     """The same for a script. A user's `apt_bench.py` is none of a family `apt_*`: the system's
     scripts carry no suffix, but for Ansible's."""
     own = name.endswith(".py") and not name.startswith("AnsiballZ_")
