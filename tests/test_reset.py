@@ -425,8 +425,8 @@ def test_sixteen_busy_nodes_at_once_all_come_clean() -> None:
         run = command_for({"GPUFLEET_INVENTORY": str(many.fleet_yaml)})
         ran = run("reset", "--hosts", "inference-pool", "--json")
 
-        assert ran.code == 0
-        assert ran.json["summary"]["CLEAN"] == 16
+        assert ran.code == 0, ran
+        assert ran.json["summary"]["CLEAN"] == 16, ran
         for name, procs in many.running.items():
             assert not any(many[name].alive(proc) for proc in workload(procs))
             assert all(many[name].alive(proc) for proc in daemons(procs))

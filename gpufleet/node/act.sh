@@ -160,6 +160,9 @@ gf_act() {
     sleep "$GF_SETTLE_S"
     gf_read_memory
     gf_sample 2
+    gf_fuser 2
+  else
+    gf_fuser 1
   fi
   gf_slow
   gf_owners

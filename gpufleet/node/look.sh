@@ -8,11 +8,15 @@ gf_look() {
   gf_self
   gf_find_stuck
   gf_read_memory
-  gf_sample 1
   if [ -n "$GF_SETTLE_S" ] && gf_free; then
+    gf_sample 1
     sleep "$GF_SETTLE_S"
     gf_read_memory
     gf_sample 2
+    gf_fuser 2
+  else
+    gf_sample 1
+    gf_fuser 1
   fi
   gf_slow
 }

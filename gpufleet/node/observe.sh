@@ -120,8 +120,6 @@ gf_holders() {
   gf_begin "$1/maps"
   gf_maps | sort -u
   gf_end "$1/maps" 0
-  # fuser reads mappings as well, and would hang like the others.
-  [ -n "$GF_HANGING" ] || gf_tool "$1/fuser" fuser /dev/nvidia*
 }
 
 gf_maps() {
@@ -186,3 +184,7 @@ gf_slow() {
     gf_end units none
   fi
 }
+
+# gf_fuser NAME: fuser's own list of holders, beside the newest sample. It reads mappings as well, and
+# would hang where others did.
+gf_fuser() { [ -n "$GF_HANGING" ] || gf_tool "$1/fuser" fuser /dev/nvidia*; }
