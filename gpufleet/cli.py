@@ -6,6 +6,7 @@ standard error. Nothing is asked where no terminal is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from gpufleet.run import Progress
 
 USAGE_ERROR = 2
+NOT_TOLD = 3
+"""A result that nobody got is as good as none."""
 
 app = typer.Typer(
     help="Bring GPU nodes back to a proven clean slate over SSH.",
@@ -105,8 +108,13 @@ def run_command(arguments: Sequence[str]) -> int:
     except (Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader went away: the result is lost to it, not the run
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # flushed once more at exit
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # as below
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if sys.stdout is not None:
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # flushed once more at exit
+        _note(f"gpufleet: the result could not be written: {error.strerror}")
+        return NOT_TOLD
     return int(result or 0)
 
 
@@ -118,7 +126,8 @@ def _refuse(message: str) -> int:
 
 def _note(line: str) -> None:
     if sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk takes the note, never the verdict
+            print(line, file=sys.stderr, flush=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -127,7 +136,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version")] = False,
 ) -> int:
     if version:
-        print(f"gpufleet {__version__}")
+        _print(f"gpufleet {__version__}\n")
         raise typer.Exit
     if context.invoked_subcommand is None:
         _note(context.get_help())

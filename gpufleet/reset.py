@@ -17,7 +17,7 @@ from gpufleet.errors import ConnectionLost, NodeError, ScriptTimeout, Unreachabl
 from gpufleet.judge import Evidence, Judgement, judge_dry_run, judge_reset
 from gpufleet.model import NodeReport, ProcessLine, Verdict
 from gpufleet.node import act_script, close_script, look_script
-from gpufleet.observation import Observation, parse_observation, parse_ports
+from gpufleet.observation import Observation, Owner, parse_observation, parse_ports
 from gpufleet.plan import NO_PLAN, Decision, Plan, make_plan
 from gpufleet.policy import NodeSpec
 from gpufleet.report import failed_report, node_report, syslog_line, with_ports
@@ -90,6 +90,16 @@ class _State:
     decided: dict[tuple[int, int], Decision] = field(default_factory=dict)
     returned: list[Decision] = field(default_factory=list)
     comebacks: Counter[str] = field(default_factory=Counter)
+    refused: bool = False
+    """The last act didn't take place: the lock is held, or the node lacks something."""
+    signalled: bool = False
+    """The script of the act under way has said that its signals are out."""
+
+    @property
+    def owners_hit(self) -> frozenset[Owner]:
+        kinds = {"service", "container", "pod"}
+        owners = {decision.process.owner for decision in self.decided.values()}
+        return frozenset(owner for owner in owners if owner.kind in kinds)
 
     @property
     def elapsed_s(self) -> float:
@@ -176,7 +186,7 @@ def _worth_acting(state: _State, judgement: Judgement) -> bool:
         return False
     if judgement.verdict is Verdict.CLEAN or after.last.memory.hung:
         return False
-    if state.left_s <= 0 or state.run.interrupted():
+    if state.refused or state.left_s <= 0 or state.run.interrupted():
         return False
     if plan.kill:
         return state.attempts < policy.attempts and max(state.comebacks.values(), default=0) < 2
@@ -200,7 +210,7 @@ def _act(state: _State) -> Judgement:
         lock=f"run {state.run.run_id} by {state.run.who}",
         budget_s=state.left_s,
         dying_budget_s=state.dying_left_s,
-        owners={decision.process.owner for decision in state.decided.values()},
+        owners=state.owners_hit,
     )
     limit_s = state.dying_left_s + policy.grace_s + policy.settle_s + policy.limits.smi_s
     try:
@@ -215,13 +225,16 @@ def _act(state: _State) -> Judgement:
 
 def _learn(state: _State, observation: Observation) -> None:
     """Take in what an observation says of earlier kills and of what came back since."""
-    if not observation.samples:
+    state.refused = not observation.samples
+    if state.refused:
         return
     known = set(state.decided)
     first_look = state.after is None
     state.after = observation
     own_pids = state.run.own_pids(observation)
-    state.plan = make_plan(observation, state.spec.policy, spare_pids=own_pids)
+    state.plan = make_plan(
+        observation, state.spec.policy, spare_pids=own_pids, hit_before=state.owners_hit
+    )
     if observation.act is not None:
         for identity, signal in observation.act.signals.items():
             if decision := state.decided.get(identity):
@@ -261,7 +274,9 @@ def _look_again(state: _State, lost: ConnectionLost) -> Observation:
         raise lost
     state.on_event("retry", lost.reason)
     _reconnect(state)
-    script = look_script(state.spec.policy, two_samples=True, budget_s=state.left_s)
+    script = look_script(
+        state.spec.policy, two_samples=True, budget_s=state.left_s, owners=state.owners_hit
+    )
     observation = _run(state, script, timeout_s=state.left_s)
     if observation.samples:
         for identity, decision in state.decided.items():
@@ -273,7 +288,12 @@ def _look_again(state: _State, lost: ConnectionLost) -> Observation:
 def _run(state: _State, script: Script, *, timeout_s: float) -> Observation:
     if state.transport is None:
         state.transport = _connected(state)
-    beat = (lambda text: state.on_event("free", text)) if script.name == "act" else None
+    state.signalled = False
+
+    def beat(text: str) -> None:
+        state.signalled = state.signalled or text == "signals sent"
+        state.on_event("free", text)
+
     answer = state.transport.run(script, timeout_s=timeout_s + _ANSWER_MARGIN_S, beat=beat)
     return parse_observation(answer)
 
@@ -343,4 +363,9 @@ def _ended_early(state: _State, error: NodeError) -> NodeReport:
         f"{reason}: state not verified",
         f"gpufleet status --hosts {state.spec.name}",
     )
+    if state.signalled and state.plan is not None:
+        for decision in state.plan.kill:
+            unsure = replace(decision, why=f"{decision.why}; end not confirmed")
+            state.killed.setdefault(decision.process.identity, unsure.line("KILL"))
+        state.plan = replace(state.plan, kill=())
     return _report(state, judgement)

@@ -361,3 +361,41 @@ def test_the_reader_going_away_is_no_traceback(fleet: SimFleet) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
 
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["hosts"], ["reset", "--hosts", "gpu01", "--json"]])
+def test_a_result_that_cannot_be_written_is_one_line_and_no_success(
+    arguments: list[str], fleet: SimFleet, gpufleet: Command
+) -> None:
+    words = " ".join([sys.executable, "-m", "gpufleet", *arguments, "-i", str(fleet.fleet_yaml)])
+
+    done = subprocess.run(
+        ["sh", "-c", f"{words} >/dev/full"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 3
+    assert done.stderr == "gpufleet: the result could not be written: No space left on device\n"
+
+
+def test_a_silent_node_does_not_hold_up_an_interrupt(fleet: SimFleet) -> None:
+    fleet["gpu01"].freeze_sshd()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "gpufleet", "reset", "--hosts", "gpu01", "--json"),
+            *("-i", str(fleet.fleet_yaml)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    time.sleep(3)
+
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert time.monotonic() - started < 8
+    assert json.loads(out)["nodes"][0]["verdict"] == "NOT STARTED"
+    assert err == ""

@@ -831,3 +831,46 @@ def test_a_login_that_lands_in_a_container_is_said_where_memory_has_no_owner() -
     inner = changed(whole, "1/links", text)
     assert "process namespace pid:[4026532999]: a container?" in judged(inner).reason
     assert "namespace" not in judged(whole).reason
+
+
+# --- found by those who tried to break it -------------------------------------------------------
+
+
+def test_indices_other_than_the_expected_are_never_clean() -> None:
+    rows = "".join(f"{i}, 0 MiB\n" for i in (0, 1, 2, 3, 4, 5, 6, 9))
+    got = judged(answer(memory=rows))
+    assert (BROKEN, True) == (got.verdict, "missing 7" in got.reason)
+
+
+def test_a_gpu_that_stands_twice_in_the_health_query_is_never_clean() -> None:
+    text = PROVEN.text("health")
+    assert verdict(changed(PROVEN, "health", text + text.split("\n")[3] + "\n")) is not CLEAN
+
+
+def test_one_uuid_for_two_gpus_is_broken() -> None:
+    lines = PROVEN.text("health").split("\n")
+    uuids = [line.split(", ")[1] for line in lines if line]
+    text = PROVEN.text("health").replace(uuids[4], uuids[3])
+    got = judged(changed(PROVEN, "health", text))
+    assert (BROKEN, True) == (got.verdict, f"{uuids[3]} is the uuid of 2 GPUs" in got.reason)
+
+
+@pytest.mark.parametrize("field", ["pstate", "gpu_recovery_action", "fabric.state"])
+def test_insufficient_permissions_in_a_health_field_is_unknown(field: str) -> None:
+    lines = PROVEN.text("health").split("\n")
+    cells = lines[3].split(", ")
+    cells[1 + HEALTH_FIELDS.index(field)] = "[Insufficient Permissions]"
+    lines[3] = ", ".join(cells)
+    assert verdict(changed(PROVEN, "health", "\n".join(lines))) is UNKNOWN
+
+
+def test_a_holder_that_came_between_the_readings_is_never_clean() -> None:
+    late = "77/exe 0 root /opt/trainer\0" + "77/fd/3 0 root /dev/nvidia0\0"
+    got = judged(changed(PROVEN, "2/links", PROVEN.text("2/links") + late))
+    assert (UNKNOWN, True) == (got.verdict, got.again)
+    assert "pid 77 (/opt/trainer) came to hold a GPU during the look" in got.reason
+
+
+def test_a_monitors_query_that_came_between_the_readings_is_no_holder() -> None:
+    late = "77/exe 0 root /usr/bin/nvidia-smi\0" + "77/fd/3 0 root /dev/nvidia0\0"
+    assert verdict(changed(PROVEN, "2/links", PROVEN.text("2/links") + late)) is CLEAN

@@ -785,3 +785,56 @@ def test_what_is_told_of_a_process_holds_no_secret_and_no_control_character() ->
     told = [vars(d.line()) for d in plan_of(nasty, exe_only).kill]
     assert "hunter2" not in text
     assert not [v for line in told for v in line.values() if isinstance(v, str) and "\x1b" in v]
+
+
+# --- found by those who tried to break it -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "postgres: sglang sglang 10.0.0.1(5432) idle",
+        "/usr/sbin/mysqld --datadir=/srv/sglang",
+        "redis-server /etc/redis/sglang.conf",
+        "tar czf /backup/sglang.tgz /srv",
+        "gcc -I/usr/include/python3.11 -c x.c",
+        "gdb /usr/bin/python3.11 4711",
+        "mount.nfs4 nas:/sglang /srv/sglang",
+    ],
+)
+def test_databases_compilers_and_copies_that_mention_a_pattern_live(args: str) -> None:
+    exe = "/usr/bin/" + args.split(maxsplit=1)[0].rstrip(":").rsplit("/", 1)[-1]
+    assert "spare bystander" == fate(Proc(60, args, exe=exe))
+
+
+@pytest.mark.parametrize("carrier", ["pbs_mom", "condor_starter", "nomad", "gitlab-runner"])
+def test_batch_systems_outlive_the_jobs_that_they_carry(carrier: str) -> None:
+    parent = Proc(80, carrier, exe=f"/usr/sbin/{carrier}", session=80)
+    assert [60] == killed(plan_of(parent, Proc(60, "/opt/e", ppid=80, session=80, cuda=True)))
+
+
+def test_a_slurm_job_outside_its_control_group_is_known_by_its_step() -> None:
+    unit = "/system.slice/slurmd.service"
+    step = Proc(80, "slurmstepd: [123.batch]", exe="/usr/sbin/slurmstepd", cgroup=unit)
+    job = Proc(60, "python3 train.py", ppid=80, uid=1000, cgroup=unit, cuda=True)
+    assert ["job 123"] == [job.name for job in plan_of(step, job).jobs]
+
+
+@pytest.mark.parametrize(
+    "script", ["/home/u/nvidia-smi", "/home/u/supervisor.py", "/x/apt_bench.py"]
+)
+def test_a_users_script_named_like_a_system_program_is_workload(script: str) -> None:
+    assert "kill interpreter" == fate(Proc(60, f"python3 {script}", cgroup="/"))
+
+
+def test_a_protected_user_is_spared_while_no_name_can_be_looked_up() -> None:
+    unnamed = Proc(60, "sglang", uid=4321)
+    more = {"user.alice": ("", "0")}
+    assert "spare protect" == fate(unnamed, policy=Policy(protect=("user:alice",)), more=more)
+
+
+def test_an_owner_in_which_was_killed_shelters_nothing_any_more() -> None:
+    observation = parse_observation(answer([Proc(60, "python3 x.py", cgroup=SERVICE)], samples=1))
+    owner = observation.last.processes[60].owner
+    assert [] == killed(make_plan(observation, Policy()))
+    assert [60] == killed(make_plan(observation, Policy(), hit_before=frozenset({owner})))

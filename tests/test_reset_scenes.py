@@ -223,3 +223,85 @@ def test_e05_a_node_that_never_answers_costs_the_others_nothing(fleet: SimFleet)
     assert finished[-1] == "gpu03"
     assert report.exit_code() == 3
     assert time.monotonic() - started < 40
+
+
+ENDED_LEADER = """
+import ctypes, threading, time
+device = open("/dev/nvidia0", "r+b", buffering=0)
+threading.Thread(target=time.sleep, args=(60,)).start()
+open("/run/ready", "w").close()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def run_inside(node: SimNode, name: str, text: str, command: str) -> None:
+    """Starts a program of its own in the node, and waits until it says that it is ready."""
+    node.path("/run/ready").unlink(missing_ok=True)
+    node.path(f"/tmp/{name}").write_text(text)
+    node.exec(f"setsid {command} /tmp/{name} </dev/null >/dev/null 2>&1 &")
+    deadline = time.monotonic() + 10
+    while not node.path("/run/ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)
+
+
+def test_a_leader_that_ended_with_threads_alive_is_no_zombie(
+    node: SimNode, reset_sim: Reset
+) -> None:
+    """Its own descriptors and command line are gone from /proc; its thread still holds the GPU."""
+    run_inside(node, "ended.py", ENDED_LEADER, "python3")
+
+    report = reset_sim()
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert len(report.killed) == 1
+    assert "python3 /tmp/ended.py" in report.killed[0].command
+    assert not [p for p in node.processes() if p.comm == b"python3"]
+
+
+def test_a_service_that_is_loading_again_is_not_sheltered(node: SimNode, reset_sim: Reset) -> None:
+    """It holds no GPU yet, and was workload a moment ago."""
+    unit = "/system.slice/server.service"
+    node.start(
+        (
+            Proc("server", ("python3", "/opt/serve.py"), owner=unit, memory={0: 900}),
+            Proc("loading", ("python3", "/opt/serve.py"), owner=unit, respawn=0.1),
+        )
+    )
+
+    report = reset_sim()
+
+    assert report.verdict is Verdict.DIRTY, report
+    assert "server.service" in report.reason
+
+
+def test_a_lock_ends_the_attempts_at_once(node: SimNode, reset_sim: Reset) -> None:
+    node.start((Proc("job", ("python3", "x.py"), memory={0: 5}),))
+    node.exec("mkdir -m 700 -p /run/gpufleet && echo other > /run/gpufleet/lock")
+    holder = "exec 9<>/run/gpufleet/lock; flock -n 9; sleep 60 & echo $! > /run/holder"
+    node.exec(f"setsid sh -c '{holder}' >/dev/null 2>&1")
+
+    report = reset_sim()
+
+    assert report.verdict is Verdict.SKIPPED, report
+    assert report.attempts == 1
+
+
+def test_an_interrupted_act_names_what_it_signalled(node: SimNode, fleet: SimFleet) -> None:
+    node.start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=30),))
+    interrupted = threading.Event()
+    spec = spec_of(fleet, node)
+    session = connect(spec)
+
+    def stop() -> None:
+        interrupted.set()
+        session.close()
+
+    during_act(node, stop)
+
+    report = reset_node(spec, lambda: session, Resetting("r", "tests", False, interrupted.is_set))
+
+    assert report.verdict is Verdict.UNKNOWN, report
+    assert [(line.signal, line.command) for line in report.killed] == [("KILL", "python3 train.py")]
+    assert report.killed[0].why.endswith("end not confirmed")
+    assert report.survivors == ()

@@ -23,6 +23,7 @@ from gpufleet.judge.keepers import keeper_findings
 from gpufleet.judge.leftover import amounts_over, memory_left, segment_warnings, tolerated
 from gpufleet.judge.processes import (
     fuser_findings,
+    latecomer_findings,
     monitor_findings,
     stuck_findings,
     workload_findings,
@@ -59,6 +60,7 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         *memory_left(evidence, policy, ssh),
         *stuck_findings(after, ssh),
         *fuser_findings(after, plan, ssh),
+        *latecomer_findings(after, ssh),
         *monitor_findings(after, plan, ssh),
         *_device_findings(after, ssh),
         *health_findings(after.health, after.last.memory, ssh),

@@ -73,8 +73,8 @@ def _count_findings(
 ) -> Iterator[Finding]:
     counts = Counter(row.index for row in memory.rows)
     readable = memory.status in {"0", "6", "14", "15"} or grave
-    if len(counts) != policy.gpus:
-        missing = sorted(set(range(policy.gpus)) - set(counts))
+    missing = sorted(set(range(policy.gpus)) - set(counts))
+    if len(counts) != policy.gpus or missing:
         which = f", missing {', '.join(map(str, missing))}" if counts and missing else ""
         yield Finding(
             Verdict.BROKEN if readable else Verdict.UNKNOWN,
@@ -120,6 +120,9 @@ def health_findings(health: Health, memory: MemoryReading, ssh: str) -> Iterator
     if unknown and not health.failure:
         which = ", ".join(map(str, unknown))
         yield Finding(Verdict.UNKNOWN, f"health is not known: GPU {which}", look)
+    uuids = Counter(fields["uuid"] for fields in health.values.values() if fields.get("uuid"))
+    for uuid in (uuid for uuid, count in uuids.items() if count > 1):
+        yield Finding(Verdict.BROKEN, f"{uuid} is the uuid of {uuids[uuid]} GPUs", look)
     for index, fields in sorted(health.values.items()):
         step = f"{look} -i {index}"
         for field in HEALTH_FIELDS:
@@ -131,18 +134,22 @@ def health_findings(health: Health, memory: MemoryReading, ssh: str) -> Iterator
 def _field_findings(index: int, field: str, value: str, step: str) -> Iterator[Finding]:
     if any(word in value for word in _BROKEN_WORDS):
         yield Finding(Verdict.BROKEN, f"GPU {index} {field} reads {value!r}", step)
-    elif not value or any(word in value for word in _TRANSIENT_WORDS):
-        again = bool(value)
+    elif not value or (value.startswith("[") and value not in _ABSENT) or _no_uuid(field, value):
+        again = any(word in value for word in _TRANSIENT_WORDS)
         yield Finding(Verdict.UNKNOWN, f"GPU {index} {field} reads {value!r}", step, again=again)
     elif field == "gpu_recovery_action" and value not in (*_ABSENT, "None"):
         yield Finding(Verdict.BROKEN, f"GPU {index} wants recovery action {value!r}", step)
+
+
+def _no_uuid(field: str, value: str) -> bool:
+    return field == "uuid" and not value.startswith(("GPU-", "MIG-"))
 
 
 def _fabric_findings(index: int, fields: Mapping[str, str], ssh: str) -> Iterator[Finding]:
     """Completed and Success, or a GPU without fabric (N/A): everything between isn't ready."""
     state = fields.get("fabric.state", "N/A")
     status = fields.get("fabric.status", "N/A")
-    if state in {"", "[Unknown Error]"}:
+    if any(not value or (value[0] == "[" and value not in _ABSENT) for value in (state, status)):
         return  # told by the field
     ready = state == "Completed" and status in {"Success", *_ABSENT}
     absent = state in _ABSENT and status in {"Success", "", *_ABSENT}

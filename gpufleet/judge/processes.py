@@ -11,6 +11,8 @@ from gpufleet.masking import masked_command
 from gpufleet.model import Verdict
 from gpufleet.observation import Observation, Process
 from gpufleet.plan import Decision, Plan, make_plan
+from gpufleet.plan.names import GPU_DAEMONS
+from gpufleet.plan.program import basename, named
 from gpufleet.policy import Policy
 
 
@@ -92,6 +94,17 @@ def fuser_findings(observation: Observation, plan: Plan, ssh: str) -> Iterator[F
             what = masked_command(process.args or (process.command,))[:80]
             reason = f"fuser says that pid {pid} ({what}) holds a GPU device, /proc doesn't show it"
             yield Finding(Verdict.UNKNOWN, reason, f"{ssh} ls -l /proc/{pid}/fd", again=True)
+
+
+def latecomer_findings(observation: Observation, ssh: str) -> Iterator[Finding]:
+    """Holders that weren't listed as processes: who changes pids faster than one reads isn't gone.
+
+    A short-lived query of a monitor (nvidia-smi, dcgmi) that came between the readings is none.
+    """
+    for pid, exe in observation.last.latecomers.items():
+        if not named(basename(exe), GPU_DAEMONS):
+            reason = f"pid {pid} ({exe or 'unknown program'}) came to hold a GPU during the look"
+            yield Finding(Verdict.UNKNOWN, reason, f"{ssh} 'fuser -v /dev/nvidia*'", again=True)
 
 
 def monitor_findings(observation: Observation, plan: Plan, ssh: str) -> Iterator[Finding]:

@@ -17,9 +17,12 @@ UNITS = (
 """Units whose state every look asks for, where systemd runs."""
 
 
-def look_script(policy: Policy, *, two_samples: bool, budget_s: float) -> Script:
-    """One look. `two_samples`: a second one after `settle` if memory is free in the first."""
-    variables = _common(policy, budget_s)
+def look_script(
+    policy: Policy, *, two_samples: bool, budget_s: float, owners: Iterable[Owner] = ()
+) -> Script:
+    """One look. `two_samples`: a second one after `settle` if memory is free in the first. `owners`:
+    services, containers and pods that were hit before and may start it all again."""
+    variables = _common(policy, budget_s, owners)
     variables["GF_SETTLE_S"] = f"{policy.settle_s:.2f}" if two_samples else ""
     return Script("look", ("frame.sh", "observe.sh", "look.sh"), variables)
 
@@ -39,19 +42,9 @@ def act_script(
     start it all again.
     """
     limits = policy.limits
-    owners = sorted(set(owners), key=str)
-    services = [owner.name for owner in owners if owner.kind == "service"]
-    containers = [
-        f"{owner.runtime}:{owner.name}"
-        for owner in owners
-        if owner.kind == "container" and owner.runtime in {"docker", "podman"}
-    ]
-    variables = _common(policy, budget_s)
+    variables = _common(policy, budget_s, owners)
     variables |= {
         "GF_SETTLE_S": f"{policy.settle_s:.2f}",
-        "GF_UNITS": " ".join([*UNITS, *services]),
-        "GF_CONTAINERS": " ".join(containers),
-        "GF_PODS": " ".join(owner.name for owner in owners if owner.kind == "pod"),
         "GF_KILL": " ".join(f"{pid}:{start}" for pid, start in kill),
         "GF_LOCK": lock,
         "GF_GRACE_CS": _hundredths(policy.grace_s),
@@ -71,14 +64,23 @@ def close_script(*, line: str, ports: bool) -> Script:
     return Script("close", ("frame.sh", "close.sh"), variables)
 
 
-def _common(policy: Policy, budget_s: float) -> dict[str, str]:
+def _common(policy: Policy, budget_s: float, owners: Iterable[Owner]) -> dict[str, str]:
     limits = policy.limits
+    owners = sorted(set(owners), key=str)
+    services = [owner.name for owner in owners if owner.kind == "service"]
+    containers = [
+        f"{owner.runtime}:{owner.name}"
+        for owner in owners
+        if owner.kind == "container" and owner.runtime in {"docker", "podman"}
+    ]
     users = [entry.removeprefix("user:") for entry in policy.protect if entry.startswith("user:")]
     return {
         "GF_GPUS": str(policy.gpus),
         "GF_TOLERANCE_MIB": str(policy.tolerance_mib),
         "GF_HEALTH": ",".join(HEALTH_FIELDS),
-        "GF_UNITS": " ".join(UNITS),
+        "GF_UNITS": " ".join([*UNITS, *services]),
+        "GF_CONTAINERS": " ".join(containers),
+        "GF_PODS": " ".join(owner.name for owner in owners if owner.kind == "pod"),
         "GF_USERS": " ".join(users),
         "GF_TOOL_S": _seconds(min(limits.tool_s, budget_s)),
         "GF_SMI_S": _seconds(min(limits.smi_s, budget_s)),

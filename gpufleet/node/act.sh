@@ -165,22 +165,6 @@ gf_act() {
     gf_fuser 1
   fi
   gf_slow
-  gf_owners
-}
-
-# gf_owners: what containers and pods that were hit do next: a restart policy, a kubelet. In:
-# GF_CONTAINERS ("docker:ID ..." or "podman:ID ..."), GF_PODS (uids).
-gf_owners() {
-  for gf_target in $GF_CONTAINERS; do
-    gf_tool "container.${gf_target#*:}" "${gf_target%%:*}" inspect --type container \
-      --format '{{.State.Status}} {{.State.Pid}} {{.HostConfig.RestartPolicy.Name}} {{.Name}}' \
-      "${gf_target#*:}"
-  done
-  for gf_target in $GF_PODS; do
-    gf_other=$(printf '%s' "$gf_target" | tr - _) # systemd's cgroup driver can't have a hyphen
-    gf_tool "pod.$gf_target" find /sys/fs/cgroup -maxdepth 5 -type d \
-      \( -name "*pod$gf_target*" -o -name "*pod$gf_other*" \)
-  done
 }
 
 # gf_sweep: files of scripts that were killed before they could take them away.

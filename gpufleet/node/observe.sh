@@ -113,6 +113,7 @@ gf_awake() {
 # a file in somebody's folder dev/nvidia. The executable's link and the names of users come along,
 # and who uses which file in /dev/shm.
 gf_holders() {
+  gf_threads "$1"
   gf_tool "$1/links" find self/ns/pid [0-9]*/exe [0-9]*/fd -maxdepth 1 \
     \( -name exe -o -name pid -o -lname '/dev/shm/*' -o -lname '*/dev/nvidia*' -xtype c \) \
     -printf '%p %U %u %l\0'
@@ -120,6 +121,26 @@ gf_holders() {
   gf_begin "$1/maps"
   gf_maps | sort -u
   gf_end "$1/maps" 0
+}
+
+# gf_threads NAME: a leader that has ended shows nothing any more, but its living threads still hold
+# what it held: state, command line and devices of these.
+gf_threads() {
+  gf_files=
+  gf_links=
+  # shellcheck disable=SC2013  # words without blanks
+  for gf_name in $(grep -ls ') Z ' [0-9]*/stat); do
+    for gf_task in "${gf_name%/stat}"/task/[0-9]*; do
+      gf_files="$gf_files $gf_task/stat $gf_task/cmdline"
+      gf_links="$gf_links $gf_task/fd"
+    done
+  done
+  [ -n "$gf_files" ] || return 0
+  # shellcheck disable=SC2086  # words wanted: names of files
+  gf_tool "$1/threads" grep -aHs '' $gf_files
+  # shellcheck disable=SC2086  # as above
+  gf_tool "$1/threadlinks" find $gf_links -maxdepth 1 \
+    -lname '*/dev/nvidia*' -xtype c -printf '%p %U %u %l\0'
 }
 
 gf_maps() {
@@ -152,7 +173,7 @@ gf_self() {
   gf_begin devices
   printf '%s\n' /dev/nvidia* /run/nvidia/driver/dev/nvidia*
   gf_end devices 0
-  for gf_name in $GF_USERS; do gf_text "user.$gf_name" "$(id -u "$gf_name" 2>/dev/null)"; done
+  for gf_name in $GF_USERS; do gf_text "user.$gf_name" "$(timeout -k 2 5 id -u "$gf_name" 2>/dev/null)"; done
 }
 
 # gf_slow: what is asked once per exec. A driver that doesn't know a field refuses the whole query
@@ -183,8 +204,24 @@ gf_slow() {
     gf_begin units
     gf_end units none
   fi
+  gf_owners
 }
 
 # gf_fuser NAME: fuser's own list of holders, beside the newest sample. It reads mappings as well, and
 # would hang where others did.
 gf_fuser() { [ -n "$GF_HANGING" ] || gf_tool "$1/fuser" fuser /dev/nvidia*; }
+
+# gf_owners: what containers and pods that were hit do next: a restart policy, a kubelet. In:
+# GF_CONTAINERS ("docker:ID ..." or "podman:ID ..."), GF_PODS (uids).
+gf_owners() {
+  for gf_target in $GF_CONTAINERS; do
+    gf_tool "container.${gf_target#*:}" "${gf_target%%:*}" inspect --type container \
+      --format '{{.State.Status}} {{.State.Pid}} {{.HostConfig.RestartPolicy.Name}} {{.Name}}' \
+      "${gf_target#*:}"
+  done
+  for gf_target in $GF_PODS; do
+    gf_other=$(printf '%s' "$gf_target" | tr - _) # systemd's cgroup driver can't have a hyphen
+    gf_tool "pod.$gf_target" find /sys/fs/cgroup -maxdepth 5 -type d \
+      \( -name "*pod$gf_target*" -o -name "*pod$gf_other*" \)
+  done
+}

@@ -36,6 +36,7 @@ from gpufleet.observation.processes import (
     ancestors,
     pid_namespace,
     read_fuser,
+    read_latecomers,
     read_processes,
     read_segments,
 )
@@ -92,6 +93,8 @@ class Sample:
     asleep: frozenset[int] = frozenset()
     """Processes that were left out because they hang whoever reads them; of these only the
     state, the executable and the descriptors are known."""
+    latecomers: Mapping[int, str] = field(default_factory=dict)
+    """Holders that the list of processes lacks: pid → executable, "" where unknown."""
     segments: frozenset[str] = frozenset()
     """Files in /dev/shm that some process has open or mapped."""
 
@@ -179,6 +182,7 @@ def _sample(answer: Answer, name: str, self_pid: int, uid: int) -> Sample:
         blind=tuple(_blindness(answer, name, processes, self_pid, uid)),
         fuser=read_fuser(answer, name),
         asleep=frozenset(map(int, re.findall(r"\b[0-9]+\b", answer.text(f"{name}/asleep")))),
+        latecomers=read_latecomers(answer, name),
         segments=read_segments(answer, name),
     )
 

@@ -185,6 +185,8 @@ def _table(section: Section, fields: tuple[str, ...]) -> tuple[dict[int, dict[st
     for line in section.text.split("\n"):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == len(fields) + 1 and cells[0].isascii() and cells[0].isdigit():
+            if int(cells[0]) in table:
+                return table, f"GPU {cells[0]} stands twice in the health query"
             table[int(cells[0])] = dict(zip(fields, cells[1:], strict=True))
         elif line.strip():
             return table, f"unreadable line in the health query: {line.strip()[:200]!r}"

@@ -19,6 +19,10 @@ _MAPPED = re.compile(
 )
 """A mapping doesn't show whether its file is a device, so only the names that drivers map count."""
 
+_ENDED = frozenset("ZXx")
+_THREAD = re.compile(r"([0-9]+)/task/([0-9]+)/(stat|cmdline):(.*)\Z", re.DOTALL)
+_THREAD_LINK = re.compile(r"([0-9]+)/task/[0-9]+/fd/[0-9]+\Z")
+
 _COMPUTE = re.compile(r"/nvidia(?:[0-9]+|-uvm)\Z")
 
 _KERNEL_THREAD = 0x00200000
@@ -53,6 +57,8 @@ class Process:
     owner: Owner = NOBODY
     devices: frozenset[str] = frozenset()
     mapped: frozenset[str] = frozenset()
+    living_threads: int = 0
+    """Of a leader that has ended (state Z): threads that haven't, and hold what it held."""
 
     @property
     def command(self) -> str:
@@ -74,8 +80,8 @@ class Process:
 
     @property
     def dead(self) -> bool:
-        """A zombie or gone: nothing can be sent to it, and it holds nothing by itself."""
-        return self.state in {"Z", "X", "x"}
+        """Gone, or a zombie of which no thread lives: it holds nothing by itself any more."""
+        return self.state in _ENDED and not self.living_threads
 
 
 def read_processes(answer: Answer, sample: str) -> dict[int, Process]:
@@ -84,22 +90,28 @@ def read_processes(answer: Answer, sample: str) -> dict[int, Process]:
     uids = _uids(answer.text(f"{sample}/uids"))
     executables, descriptors, names = _links(answer.text(f"{sample}/links"))
     mappings = _mappings(answer.text(f"{sample}/maps"))
+    threads = _threads(answer.text(f"{sample}/threads"))
+    for path, _, _, link in _records(answer.text(f"{sample}/threadlinks")):
+        if (match := _THREAD_LINK.match(path)) and _DEVICE.search(link):
+            descriptors.setdefault(int(match[1]), set()).add(link)
     found: dict[int, Process] = {}
     for pid, files in texts.items():
         stat = _stat(files.get("stat", ""))
         if stat is None:
             continue
+        living, command = threads.get(pid, (0, ""))
         uid = uids.get(pid)
         found[pid] = Process(
             pid,
             *stat,
-            args=_args(files.get("cmdline", "")),
+            args=_args(files.get("cmdline", "") or command),
             exe=executables.get(pid, "").removesuffix(DELETED),
             uid=uid,
             user=names.get(uid, str(uid)) if uid is not None else "?",
             owner=parse_owner(files.get("cgroup", "")),
             devices=frozenset(descriptors.get(pid, ())),
             mapped=frozenset(mappings.get(pid, ())),
+            living_threads=living,
         )
     return found
 
@@ -114,6 +126,33 @@ def read_fuser(answer: Answer, sample: str) -> frozenset[int] | None:
         return None
     words = section.text.split()
     return frozenset(int(w) for w in words if w.isascii() and w.isdigit() and int(w) > 1)
+
+
+def read_latecomers(answer: Answer, sample: str) -> dict[int, str]:
+    """Holders that the list of processes doesn't have, by pid, with their executables: they came
+    between the two readings, or change faster than one can read."""
+    listed = set(_by_file(answer.text(f"{sample}/procs")))
+    executables, descriptors, _ = _links(answer.text(f"{sample}/links"))
+    holders = {*descriptors, *_mappings(answer.text(f"{sample}/maps"))}
+    holders |= read_fuser(answer, sample) or set()
+    return {pid: executables.get(pid, "") for pid in sorted(holders - listed)}
+
+
+def _threads(text: str) -> dict[int, tuple[int, str]]:
+    """By pid: how many threads live, and the command line that they still show."""
+    files: dict[tuple[int, int], dict[str, str]] = {}
+    for line in text.split("\n"):
+        if match := _THREAD.match(line):
+            seen = files.setdefault((int(match[1]), int(match[2])), {})
+            name = match[3]
+            seen[name] = f"{seen[name]}\n{match[4]}" if name in seen else match[4]
+    found: dict[int, tuple[int, str]] = {}
+    for (pid, _), seen in files.items():
+        stat = _stat(seen.get("stat", ""))
+        if stat is not None and stat.state not in _ENDED:
+            count, command = found.get(pid, (0, ""))
+            found[pid] = count + 1, command or seen.get("cmdline", "")
+    return found
 
 
 def read_segments(answer: Answer, sample: str) -> frozenset[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gpufleet.masking import masked_command, printable
 from gpufleet.model import ProcessLine
 from gpufleet.observation import Observation, Owner, Process, ancestors
+from gpufleet.plan.program import program_name
 from gpufleet.plan.rules import Hit, Setting, own_pids, package_work, spared_by
 from gpufleet.policy import Policy
 
@@ -63,9 +64,15 @@ NO_PLAN = Plan((), (), (), ())
 
 
 def make_plan(
-    observation: Observation, policy: Policy, *, spare_pids: frozenset[int] = frozenset()
+    observation: Observation,
+    policy: Policy,
+    *,
+    spare_pids: frozenset[int] = frozenset(),
+    hit_before: frozenset[Owner] = frozenset(),
 ) -> Plan:
-    """Decide on the newest sample. `spare_pids`: gpufleet's own, where it runs on this node."""
+    """Decide on the newest sample. `spare_pids`: gpufleet's own, where it runs on this node.
+    `hit_before`: owners in which an earlier act killed, which shelter nothing any more: what starts
+    there again is the same workload, and holds no GPU only because it is still loading."""
     sample = observation.last
     hits = dict(_hits(sample.processes, policy))
     setting = Setting(
@@ -74,7 +81,7 @@ def make_plan(
         own=own_pids(observation) | spare_pids,
         package_work=package_work(sample.processes),
     )
-    setting = replace(setting, tainted=_tainted(sample.holders(), hits, setting))
+    setting = replace(setting, tainted=_tainted(sample.holders(), hits, setting) | hit_before)
     kill: dict[int, Decision] = {}
     spare: list[Decision] = []
     for pid, hit in hits.items():
@@ -93,7 +100,7 @@ def make_plan(
     ordered = sorted(
         kill.values(), key=lambda d: (_depth(d.process, sample.processes), d.process.pid)
     )
-    jobs = _jobs(ordered) if policy.jobs == "spare" else ()
+    jobs = _jobs(ordered, sample.processes) if policy.jobs == "spare" else ()
     return Plan(tuple(ordered), tuple(spare), jobs, sample.blind)
 
 
@@ -153,19 +160,24 @@ def _depth(process: Process, processes: Mapping[int, Process]) -> int:
     return sum(1 for _ in ancestors(process.pid, processes))
 
 
-def _jobs(decisions: list[Decision]) -> tuple[Job, ...]:
+def _jobs(decisions: list[Decision], processes: Mapping[int, Process]) -> tuple[Job, ...]:
+    """By control group; where Slurm tracks its processes otherwise, by the slurmstepd above them."""
     found: dict[str, Job] = {}
     for decision in decisions:
         process, owner = decision.process, decision.process.owner
-        if owner.kind == "job":
-            job = Job(f"job {owner.name}", process.user, f"scancel {owner.name}")
+        number = owner.name if owner.kind == "job" else _step_above(process, processes)
+        if number:
+            found.setdefault(number, Job(f"job {number}", process.user, f"scancel {number}"))
         elif owner.kind == "pod":
-            job = Job(
-                f"pod {owner.name}",
-                process.user,
-                "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data",
-            )
-        else:
-            continue
-        found.setdefault(str(owner), job)
+            step = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data"
+            found.setdefault(owner.name, Job(f"pod {owner.name}", process.user, step))
     return tuple(found.values())
+
+
+def _step_above(process: Process, processes: Mapping[int, Process]) -> str:
+    """`slurmstepd: [123.batch]` among the ancestors -> "123"."""
+    for ancestor in ancestors(process.pid, processes):
+        if program_name(ancestor) == "slurmstepd":
+            match = re.search(r"\[([0-9]+)\.", ancestor.command)
+            return match[1] if match else ""
+    return ""

@@ -76,8 +76,9 @@ PYTHON_SYSTEM_SCRIPTS = (
     "cloud-init*",
     "supervisord",
     "supervisorctl",
-    "supervisor",
     "supervisor.supervisord",
+    "certbot",
+    "netplan",
     "salt-*",
     "ansible*",
     "AnsiballZ_*",
@@ -105,6 +106,10 @@ BYSTANDERS = (
     "caddy", "fluent-bit", "fluentd", "td-agent", "vector", "promtail", "alloy", "grafana-agent",
     "filebeat", "telegraf", "rsyslogd",
     "node_exporter", "node-exporter", "prometheus*", "otelcol*", "datadog-agent",
+    "tar", "gzip", "zstd", "xz", "cp", "mv", "rm", "dd", "ls", "du", "find", "sed", "awk", "sort",
+    "wget", "curl", "aria2c", "rclone", "s3fs", "gcsfuse", "mount", "mount.*", "inotifywait",
+    "make", "ninja", "gcc", "g++", "cc1", "cc1plus", "ld", "clang", "gdb", "strace", "perf",
+    "postgres", "mysqld", "mariadbd", "redis-server", "mongod", "memcached", "mosh-server",
 )  # fmt: skip
 """Programs that mention a pattern because they show, edit, ship or proxy the workload."""
 
@@ -112,7 +117,10 @@ CARRIERS = (
     "sshd", "sshd-*", "cron", "crond", "anacron", "atd", "slurmd", "slurmstepd", "docker",
     "dockerd", "containerd", "containerd-shim*", "conmon", "crio", "kubelet", "k3s", "k3s-*",
     "amazon-ssm-agent", "ssm-*", "supervisord", "getty", "agetty",
-    "systemd", "init", "(sd-pam)", "runsvdir", "runsv", "s6-svscan", "s6-supervise",
+    "systemd", "init", "(sd-pam)",
+    "dropbear", "tailscaled", "teleport", "nomad", "pbs_mom", "sge_execd", "sge_shepherd",
+    "sbatchd", "condor_*", "gitlab-runner", "Runner.Worker", "Runner.Listener", "lxc-start", "lxd",
+    "runsvdir", "runsv", "s6-svscan", "s6-supervise",
 )  # fmt: skip
 """What carries other people's processes: never killed, and no word on what it carries."""
 

@@ -96,10 +96,8 @@ def _carrier(process: Process, _hit: Hit, _setting: Setting) -> str:
 
 
 def _gpu_daemon(process: Process, _hit: Hit, _setting: Setting) -> str:
-    # Scripts by their whole name only: a user's nvsm_train.py is no daemon.
-    if named(program_name(process), GPU_DAEMONS) or any(
-        name in GPU_DAEMONS for name in script_names(process)
-    ):
+    # Of scripts only NVIDIA's own: a user's nvsm_train.py is no daemon.
+    if named(program_name(process), GPU_DAEMONS) or "nvidia-bug-report.sh" in script_names(process):
         return "GPU daemon"
     if process.owner.kind == "service" and named(process.owner.name, GPU_DAEMON_UNITS):
         return f"GPU daemon ({process.owner.name})"
@@ -113,7 +111,10 @@ def _protected(process: Process, _hit: Hit, setting: Setting) -> str:
             matches = process.owner.name in {name, f"{name}.service"}
         elif kind == "user":
             uid = setting.observation.uids.get(name)
-            matches = process.user == name or (uid is not None and process.uid == uid)
+            # Where neither the name nor this process's own could be looked up (the directory is
+            # down), it may be the one.
+            unknown = uid is None and process.user.isdigit()
+            matches = unknown or process.user == name or (uid is not None and process.uid == uid)
         else:
             path = process.exe or next(iter(process.args), "")
             matches = entry in (program_name(process), *script_names(process), path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from datetime import datetime, timezone
-from functools import partial
 
 from gpufleet.errors import UsageError
 from gpufleet.look import check_node, status_node
@@ -49,7 +48,11 @@ def reset(
     )
 
     def work(spec: NodeSpec) -> NodeReport:
-        on_event = partial(progress.on_event, spec.name)
+        def on_event(phase: str, detail: str) -> None:
+            if phase == "kill":
+                interrupt.touched.add(spec.name)
+            progress.on_event(spec.name, phase, detail)
+
         return reset_node(spec, Connector(spec, interrupt), resetting, on_event)
 
     nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)

@@ -95,7 +95,9 @@ def _fan_out(
             stopped_at = now
         for future, (spec, started) in list(running.items()):
             if stopped_at is not None and now - stopped_at > WIND_DOWN_S:
-                settle(_lost(spec, "interrupted: state not verified", now - started))
+                known = spec.name not in interrupt.touched
+                reason = "interrupted: state not verified"
+                settle(untouched(spec) if known else _lost(spec, reason, now - started))
                 del running[future]
             elif now - started > _limit_s(spec):
                 settle(_lost(spec, "gave no result long after its deadline", now - started))

@@ -17,6 +17,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.touched: set[str] = set()
+        """Names of nodes on which a process may have been signalled."""
         self._live: set[Transport] = set()
         self._lock = threading.Lock()
 
