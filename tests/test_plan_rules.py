@@ -823,7 +823,7 @@ def test_a_slurm_job_outside_its_control_group_is_known_by_its_step() -> None:
 @pytest.mark.parametrize(
     "script", ["/home/u/nvidia-smi", "/home/u/supervisor.py", "/x/apt_bench.py"]
 )
-def test_a_users_script_named_like_a_system_program_is_workload(script: str) -> None:
+def test_a_users_script_with_a_daemons_name_is_workload(script: str) -> None:
     assert "kill interpreter" == fate(Proc(60, f"python3 {script}", cgroup="/"))
 
 
