@@ -329,19 +329,25 @@ def _confirm(fleet: Fleet, specs: Sequence[NodeSpec], hosts: str, yes: bool) -> 
 
 
 def _progress(view: View, total: int) -> Progress:
-    """One line per finished node on a terminal's stderr; nothing elsewhere."""
+    """Finished nodes, one line each, on a terminal's stderr; retries there too, or with -v."""
     from gpufleet.render.text import node_line  # noqa: PLC0415  # as above
     from gpufleet.run import Progress  # noqa: PLC0415
 
-    if view.quiet or not _is_terminal(sys.stderr) or total < 2:
+    watched = _is_terminal(sys.stderr)
+    if view.quiet or not (watched or view.verbose):
         return Progress()
     done: list[str] = []
 
-    def tell(report: NodeReport) -> None:
+    def on_report(report: NodeReport) -> None:
         done.append(report.host)
-        _note(node_line(report, len(done), total))
+        if watched and total > 1:
+            _note(node_line(report, len(done), total))
 
-    return Progress(on_report=tell)
+    def on_event(host: str, phase: str, detail: str) -> None:
+        if phase == "retry":
+            _note(printable(f"{host}: {detail}"))
+
+    return Progress(on_event, on_report)
 
 
 def _show(report: RunReport, exit_code: int, view: View) -> int:

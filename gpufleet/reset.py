@@ -27,8 +27,8 @@ OnEvent = Callable[[str, str], None]
 """Called with a phase (connect, look, kill, free, retry) and a detail, for progress on a screen."""
 
 CONNECT_TRIES = 4
-"""A dropped or reset connection (MaxStartups, a loaded node) is tried so often, but only until one
-and a half times `connect_timeout`: a node that never answers mustn't hold up the others' result."""
+"""A dropped or reset connection (MaxStartups, a loaded node) is tried so often, but only until
+twice `connect_timeout` has passed: a node that never answers mustn't hold up the others' result."""
 
 IDLE_ROUNDS = 3
 """So many acts without anything to kill: waiting longer is the node's matter, not one more look's."""
@@ -313,7 +313,7 @@ def _connected(state: _State) -> Transport:
             )
         ),
         stop=tenacity.stop_after_attempt(CONNECT_TRIES)
-        | tenacity.stop_after_delay(min(state.left_s, 1.5 * state.spec.access.connect_timeout_s)),
+        | tenacity.stop_after_delay(min(state.left_s, 2 * state.spec.access.connect_timeout_s)),
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=5),
         sleep=state.run.sleep,
         before_sleep=lambda call: state.on_event("retry", _why(call)),

@@ -399,3 +399,21 @@ def test_a_silent_node_does_not_hold_up_an_interrupt(fleet: SimFleet) -> None:
     assert time.monotonic() - started < 8
     assert json.loads(out)["nodes"][0]["verdict"] == "NOT STARTED"
     assert err == ""
+
+
+def test_each_retry_is_told_with_its_cause(
+    fleet: SimFleet, gpufleet: Command, tmp_path: Path
+) -> None:
+    fleet["gpu01"].freeze_sshd()
+    own = tmp_path / "fleet.yaml"
+    text = fleet.fleet_yaml.read_text().replace("defaults:", "defaults:\n  connect_timeout: 1s", 1)
+    own.write_text(text)
+
+    ran = gpufleet("reset", "--hosts", "gpu01", "-v", "-i", str(own))
+
+    assert ran.code == 3
+    lines = ran.err.splitlines()
+    assert lines
+    pattern = r"gpu01: try \d: no answer during the SSH handshake in 1 s; next in \d\.\d s"
+    assert all(re.fullmatch(pattern, line) for line in lines), ran.err
+    assert "no answer during the SSH handshake" in ran.out

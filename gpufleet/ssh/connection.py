@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from functools import cache
 from typing import Any
 
@@ -44,6 +45,7 @@ def open_connection(access: Access, *, via: fabric.Connection | None = None) -> 
         connect_kwargs=_connect_kwargs(access, policy, keys, sock),
     )
     connection.client.set_missing_host_key_policy(policy)
+    started = time.monotonic()
     try:
         connection.open()
     except BaseException as error:
@@ -51,7 +53,7 @@ def open_connection(access: Access, *, via: fabric.Connection | None = None) -> 
         connection.client.close()
         sock.close()
         if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
-            raise _failure(access, keys, error) from error
+            raise _failure(access, keys, error, time.monotonic() - started) from error
         raise
     return connection
 
@@ -100,8 +102,13 @@ def _channel_through(via: fabric.Connection, access: Access) -> paramiko.Channel
     return channel
 
 
-def _failure(access: Access, keys: tuple[Identity, ...], error: Exception) -> Unreachable:
-    """What a failed handshake or login means, and whether a further try may end otherwise."""
+def _failure(
+    access: Access, keys: tuple[Identity, ...], error: Exception, took_s: float
+) -> Unreachable:
+    """What a failed handshake or login means, and whether a further try may end otherwise.
+
+    paramiko has one text for a server that drops us and one that stays silent; the time tells.
+    """
     check = f"{access.ssh_command} true"
     if isinstance(error, paramiko.AuthenticationException):
         offered = ", ".join(identity.origin for identity in keys)
@@ -114,7 +121,7 @@ def _failure(access: Access, keys: tuple[Identity, ...], error: Exception) -> Un
     if isinstance(error, IncompatiblePeer):
         return Unreachable("handshake", f"no common algorithm: {error}", next_step=f"{check} -vv")
     text = str(error) or type(error).__name__
-    if isinstance(error, (TimeoutError, socket.timeout)) or "No existing session" in text:
+    if isinstance(error, TimeoutError) or took_s >= access.connect_timeout_s:
         text = f"no answer during the SSH handshake in {access.connect_timeout_s:g} s"
     elif "protocol banner" in text or isinstance(error, (EOFError, ConnectionResetError)):
         text = f"the server dropped the connection during the handshake ({text})"
