@@ -97,7 +97,7 @@ class _State:
 
     @property
     def owners_hit(self) -> frozenset[Owner]:
-        kinds = {"service", "container", "pod"}
+        kinds = {"service", "user-service", "container", "pod"}
         owners = {decision.process.owner for decision in self.decided.values()}
         return frozenset(owner for owner in owners if owner.kind in kinds)
 

@@ -81,7 +81,9 @@ def test_a_pod_that_still_exists_starts_again(found: str, verdict: Verdict) -> N
     [
         ("ActiveState=activating\nSubState=auto-restart\nMainPID=0", Verdict.DIRTY),
         ("ActiveState=active\nSubState=running\nMainPID=777", Verdict.DIRTY),
-        ("ActiveState=active\nSubState=running\nMainPID=60", Verdict.CLEAN),
+        ("ActiveState=active\nSubState=running\nMainPID=60", Verdict.DIRTY),  # just killed
+        ("ActiveState=deactivating\nSubState=stop-post\nMainPID=0", Verdict.DIRTY),
+        ("ActiveState=active\nSubState=running\nMainPID=902", Verdict.CLEAN),  # only a worker was
         ("ActiveState=failed\nSubState=failed\nMainPID=0", Verdict.CLEAN),
         ("ActiveState=inactive\nSubState=dead\nMainPID=0", Verdict.CLEAN),
     ],

@@ -42,7 +42,7 @@ LINES = [
     # user services and sessions
     (
         "0::/user.slice/user-1000.slice/user@1000.service/app.slice/sglang.service",
-        Owner("user-service", "sglang.service"),
+        Owner("user-service", "sglang.service", "1000"),
     ),
     (
         "0::/user.slice/user-1000.slice/user@1000.service/init.scope",
@@ -51,7 +51,7 @@ LINES = [
     ("0::/user.slice/user-1000.slice/user@1000.service", NOBODY),
     (
         "0::/user.slice/user-1000.slice/user@1000.service/system.slice/mine.service",
-        Owner("user-service", "mine.service"),  # no user shelters himself by a folder's name
+        Owner("user-service", "mine.service", "1000"),  # no user shelters himself by a folder's name
     ),
     ("0::/user.slice/user-0.slice/session-3.scope", Owner("session", "session-3.scope")),
     ("0::/init.scope", Owner("session", "init.scope")),

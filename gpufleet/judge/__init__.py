@@ -19,7 +19,7 @@ from gpufleet.judge.gpus import (
     memory_findings,
     over,
 )
-from gpufleet.judge.keepers import keeper_findings
+from gpufleet.judge.keepers import keeper_findings, keeper_warnings
 from gpufleet.judge.leftover import amounts_over, memory_left, segment_warnings, tolerated
 from gpufleet.judge.processes import (
     fuser_findings,
@@ -65,7 +65,7 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         *_device_findings(after, ssh),
         *health_findings(after.health, after.last.memory, ssh),
         *daemon_findings(evidence.before, after, ssh),
-        *keeper_findings(evidence, ssh),
+        *keeper_findings(evidence, policy, ssh),
         *_asleep_findings(after, ssh),
     ]
     if not findings:
@@ -75,6 +75,7 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         *daemon_warnings(evidence.before, after),
         *_protect_warnings(after, policy),
         *segment_warnings(after),
+        *keeper_warnings(evidence),
     ]
     if policy.tolerance_mib and not findings:
         warnings.extend(tolerated(after, policy))

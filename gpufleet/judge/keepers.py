@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpufleet.judge.daemons import VITAL_UNITS
 from gpufleet.judge.evidence import Evidence
 from gpufleet.judge.finding import Finding
+from gpufleet.judge.processes import stop_unit
 from gpufleet.model import Verdict
+from gpufleet.observation.keepers import Unit
 from gpufleet.observation.owner import Owner
+from gpufleet.policy import Policy
 
 _RESTARTING = {"always", "unless-stopped", "on-failure"}
 
 
-def keeper_findings(evidence: Evidence, ssh: str) -> Iterator[Finding]:
+def keeper_findings(evidence: Evidence, policy: Policy, ssh: str) -> Iterator[Finding]:
     """Units, containers and pods that were hit and will, or did, start again."""
-    yield from _unit_findings(evidence, ssh)
+    after = evidence.after
+    told = [unit for unit in after.units.values() if unit.name not in VITAL_UNITS]
+    told += [unit for unit in after.due.values() if _is_workload(unit, policy)]
+    told += after.user_units.values()
+    for unit in {(unit.user, unit.name): unit for unit in told}.values():
+        if _comes_back(unit, evidence):
+            yield Finding(
+                Verdict.DIRTY,
+                f"{unit.name} comes back ({unit.active}, {unit.sub}, Restart={unit.restart})",
+                stop_unit(unit.name, ssh, unit.user),
+            )
     owners = {decision.process.owner for decision in evidence.killed}
     for owner in sorted(owners, key=str):
-        if owner.kind == "container":
+        if owner.kind == "user-service" and f"{owner.runtime}:{owner.name}" not in after.user_units:
+            yield Finding(
+                Verdict.UNKNOWN,
+                f"the manager of user {owner.runtime} did not tell the state of {owner.name}",
+                f"{ssh} systemctl status user@{owner.runtime}.service",
+            )
+        elif owner.kind == "container":
             yield from _container_findings(evidence, owner, ssh)
         elif owner.kind == "pod" and owner.name in evidence.after.pods:
             yield Finding(
@@ -28,20 +48,32 @@ def keeper_findings(evidence: Evidence, ssh: str) -> Iterator[Finding]:
             )
 
 
-def _unit_findings(evidence: Evidence, ssh: str) -> Iterator[Finding]:
-    """Only units that were hit are asked about, beside the vital ones: starting again, or running
-    with a main process that wasn't there before."""
-    before = evidence.before.last.processes if evidence.before.samples else {}
+def keeper_warnings(evidence: Evidence) -> Iterator[str]:
+    """What starts a unit that was hit though it doesn't restart by itself."""
+    hit = {d.process.owner.name for d in evidence.killed if d.process.owner.kind == "service"}
     for unit in evidence.after.units.values():
-        if unit.name in VITAL_UNITS:
-            continue
-        again = unit.active == "active" and unit.main_pid > 0 and unit.main_pid not in before
-        if unit.active == "activating" or again:
-            yield Finding(
-                Verdict.DIRTY,
-                f"{unit.name} comes back ({unit.active}, {unit.sub}, Restart={unit.restart})",
-                f"{ssh} systemctl stop {unit.name}",
-            )
+        if unit.name in hit and unit.triggered_by:
+            yield f"{unit.name} is started by {unit.triggered_by}"
+
+
+def _comes_back(unit: Unit, evidence: Evidence) -> bool:
+    """Starting again; about to, when its stop is over; or running with a main process that wasn't
+    there before, or that was killed and systemd doesn't know it yet."""
+    if unit.active == "activating":
+        return True
+    if unit.active == "deactivating":
+        return unit.restart not in {"", "no"}
+    before = evidence.before.last.processes if evidence.before.samples else {}
+    killed = {decision.process.pid for decision in evidence.killed}
+    return (
+        unit.active == "active"
+        and unit.main_pid > 0
+        and (unit.main_pid not in before or unit.main_pid in killed)
+    )
+
+
+def _is_workload(unit: Unit, policy: Policy) -> bool:
+    return any(re.search(pattern, unit.exec_start) for pattern in policy.workload)
 
 
 def _container_findings(evidence: Evidence, owner: Owner, ssh: str) -> Iterator[Finding]:

@@ -58,11 +58,23 @@ def stop_command(process: Process, ssh: str) -> str:
     """The owner's own way to stop what a kill can't end for good."""
     owner = process.owner
     if owner.kind == "service":
-        return f"{ssh} systemctl stop {owner.name}"
+        return stop_unit(owner.name, ssh)
+    if owner.kind == "user-service":
+        return stop_unit(owner.name, ssh, owner.runtime)
     if owner.kind == "container":
         tool = owner.runtime if owner.runtime in {"docker", "podman"} else "crictl"
         return f"{ssh} {tool} stop {owner.name[:12]}"
     return f"{ssh} ps -o pid,ppid,stat,lstart,args -p {process.pid},{process.ppid}"
+
+
+def stop_unit(name: str, ssh: str, user: str = "") -> str:
+    """A unit's name may hold backslashes (systemd-escape), which two shells would eat."""
+    if user:
+        own = f"setpriv --reuid={user} --regid={user} --clear-groups env XDG_RUNTIME_DIR=/run/user/{user}"
+        return f"{ssh} \"{own} systemctl --user stop '{name}'\""
+    if "\\" in name:
+        return f"{ssh} \"systemctl stop '{name}'\""
+    return f"{ssh} systemctl stop {name}"
 
 
 def stuck_findings(observation: Observation, ssh: str) -> Iterator[Finding]:

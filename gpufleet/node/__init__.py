@@ -79,6 +79,9 @@ def _common(policy: Policy, budget_s: float, owners: Iterable[Owner]) -> dict[st
         "GF_TOLERANCE_MIB": str(policy.tolerance_mib),
         "GF_HEALTH": ",".join(HEALTH_FIELDS),
         "GF_UNITS": " ".join([*UNITS, *services]),
+        "GF_USER_UNITS": " ".join(
+            f"{owner.runtime}:{owner.name}" for owner in owners if owner.kind == "user-service"
+        ),
         "GF_CONTAINERS": " ".join(containers),
         "GF_PODS": " ".join(owner.name for owner in owners if owner.kind == "pod"),
         "GF_USERS": " ".join(users),

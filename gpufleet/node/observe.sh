@@ -196,10 +196,17 @@ gf_slow() {
   ls -lnA /dev/shm 2>/dev/null
   gf_end shm "$?"
   if [ -d /run/systemd/system ]; then
+    gf_properties=Id,LoadState,UnitFileState,ActiveState,SubState,Restart,NRestarts,MainPID,TriggeredBy
     set -f # a unit's name may hold a pattern
     # shellcheck disable=SC2086  # words wanted: unit names
-    gf_tool units systemctl show --property=Id,LoadState,UnitFileState,ActiveState,SubState,Restart,NRestarts,MainPID -- $GF_UNITS
+    gf_tool units systemctl show --property="$gf_properties" -- $GF_UNITS
+    for gf_unit in $GF_USER_UNITS; do # only the user himself is let in
+      gf_tool "user-unit.$gf_unit" setpriv --reuid="${gf_unit%%:*}" --regid="${gf_unit%%:*}" --clear-groups \
+        env XDG_RUNTIME_DIR="/run/user/${gf_unit%%:*}" systemctl --user show --property="$gf_properties" -- "${gf_unit#*:}"
+    done
     set +f
+    # Units that were hit by others, or by an earlier run, and wait for their restart.
+    gf_tool due systemctl show --state=activating --property="$gf_properties,ExecStart" -- '*.service'
   else
     gf_begin units
     gf_end units none

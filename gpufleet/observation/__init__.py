@@ -28,6 +28,7 @@ from gpufleet.observation.keepers import (
     parse_units,
     read_containers,
     read_pods,
+    read_user_units,
 )
 from gpufleet.observation.leftovers import Segment, parse_ports, parse_segments, unused
 from gpufleet.observation.owner import Owner, parse_owner
@@ -135,6 +136,10 @@ class Observation:
     containers: Mapping[str, Container] = field(default_factory=dict)
     pods: frozenset[str] = frozenset()
     segments: tuple[Segment, ...] = ()
+    due: Mapping[str, Unit] = field(default_factory=dict)
+    """Services that are starting, or waiting for it, whoever ended them."""
+    user_units: Mapping[str, Unit] = field(default_factory=dict)
+    """Users' services that were hit, by `UID:NAME`."""
 
     @property
     def last(self) -> Sample:
@@ -156,6 +161,8 @@ def parse_observation(answer: Answer) -> Observation:
         health=read_health(answer),
         apps=read_apps(answer),
         units=parse_units(answer.text("units")),
+        due=parse_units(answer.text("due")),
+        user_units=read_user_units(answer),
         units_status=units.status if (units := answer.get("units")) else "missing",
         devices=tuple(d for d in answer.text("devices").split() if not d.endswith("*")),
         uids={

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpufleet.transport import Answer
 
@@ -19,6 +19,11 @@ class Unit:
     restart: str
     restarts: str
     main_pid: int = 0
+    triggered_by: str = ""
+    """Timers, sockets and paths that start it, blanks between."""
+    exec_start: str = ""
+    user: str = ""
+    """Number of the user whose manager runs it; "" for the system's."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,22 @@ def parse_units(text: str) -> dict[str, Unit]:
                 restart=values.get("Restart", ""),
                 restarts=values.get("NRestarts", ""),
                 main_pid=int(main) if main.isascii() and main.isdigit() else 0,
+                triggered_by=values.get("TriggeredBy", ""),
+                exec_start=values.get("ExecStart", ""),
             )
     return units
+
+
+def read_user_units(answer: Answer) -> dict[str, Unit]:
+    """Of the users' services asked about, by `UID:NAME`; left out where nobody answered."""
+    found = {}
+    for name, section in answer.sections.items():
+        key = name.removeprefix("user-unit.")
+        if name != key and section.status == "0":
+            user = key.partition(":")[0]
+            for unit in parse_units(section.text).values():
+                found[key] = replace(unit, user=user)
+    return found
 
 
 def read_containers(answer: Answer) -> dict[str, Container]:

@@ -12,6 +12,7 @@ _JOB = re.compile(r"/(?:slurm|[^/]*slurmstepd\.scope|slurm_)[^/]*/(?:.*/)?job_([
 _POD = re.compile(r"kubepods.*?pod([0-9a-f]{8}[-_0-9a-f]{24,28})")
 _CONTAINER = re.compile(r"(?:/|([a-z-]+)-)([0-9a-f]{64})(?:\.scope)?(?:/|\Z)")
 _DOCKER_FOLDER = re.compile(r"/(docker|lxc|libpod_parent|machine)/")
+_USER_MANAGER = re.compile(r"user@([0-9]+)\.service")
 _RUNTIMES = {
     "docker": "docker",
     "libpod": "podman",
@@ -25,7 +26,8 @@ _RANK: tuple[Kind, ...] = ("", "session", "user-service", "service", "container"
 @dataclass(frozen=True)
 class Owner:
     """`kind` and the name that its own tools know it by: a unit, a container's id, a pod's uid, a
-    job's number. `runtime` only for containers. No kind: a process outside of all that."""
+    job's number. `runtime` only for containers; for a user's service the user's number. No kind: a
+    process outside of all that."""
 
     kind: Kind = ""
     name: str = ""
@@ -64,10 +66,12 @@ def _of_path(path: str) -> Owner:
         return Owner("container", match[2], _RUNTIMES.get(prefix, prefix))
     parts = path.strip("/").split("/")
     services = [part for part in parts if part.endswith(".service")]
-    if services and "system.slice" in parts and "user.slice" not in parts:
+    # Whatever slice it is in (Slice= may name any): only what a user's manager started is the user's.
+    managers = [match for part in services if (match := _USER_MANAGER.fullmatch(part))]
+    if services and not managers:
         return Owner("service", services[-1])
-    if services and not re.fullmatch(r"user@[0-9]+\.service", services[-1]):
-        return Owner("user-service", services[-1])
+    if services and not _USER_MANAGER.fullmatch(services[-1]):
+        return Owner("user-service", services[-1], managers[-1][1])
     if parts[-1].endswith(".scope"):
         return Owner("session", parts[-1])
     return NOBODY
