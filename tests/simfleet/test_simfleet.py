@@ -495,9 +495,7 @@ def test_a_hanging_query_can_be_put_in_state_d(node: SimNode) -> None:
     except SimFleetError as error:
         pytest.skip(str(error))
     node.kill(query)
-    frozen = node.process(query)
-    assert frozen
-    assert frozen.state == "D"
+    assert until(lambda: (frozen := node.process(query)) is not None and frozen.state == "D")
 
 
 # Fleets
