@@ -233,7 +233,11 @@ def _learn(state: _State, observation: Observation) -> None:
     state.after = observation
     own_pids = state.run.own_pids(observation)
     state.plan = make_plan(
-        observation, state.spec.policy, spare_pids=own_pids, hit_before=state.owners_hit
+        observation,
+        state.spec.policy,
+        spare_pids=own_pids,
+        hit_before=state.owners_hit,
+        killed_commands=frozenset(d.process.command for d in state.decided.values()),
     )
     if observation.act is not None:
         for identity, signal in observation.act.signals.items():

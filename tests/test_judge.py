@@ -874,3 +874,8 @@ def test_a_holder_that_came_between_the_readings_is_never_clean() -> None:
 def test_a_monitors_query_that_came_between_the_readings_is_no_holder() -> None:
     late = "77/exe 0 root /usr/bin/nvidia-smi\0" + "77/fd/3 0 root /dev/nvidia0\0"
     assert verdict(changed(PROVEN, "2/links", PROVEN.text("2/links") + late)) is CLEAN
+
+
+@pytest.mark.parametrize("status_", ["124", "137", "stuck"])
+def test_a_driver_that_hangs_over_its_processes_is_broken(status_: str) -> None:
+    assert verdict(changed(PROVEN, "apps", "", status_)) is BROKEN

@@ -838,3 +838,9 @@ def test_an_owner_in_which_was_killed_shelters_nothing_any_more() -> None:
     owner = observation.last.processes[60].owner
     assert [] == killed(make_plan(observation, Policy()))
     assert [60] == killed(make_plan(observation, Policy(), hit_before=frozenset({owner})))
+
+
+def test_a_killed_command_is_not_sheltered_in_a_new_container() -> None:
+    again = parse_observation(answer([Proc(60, "python3 x.py", cgroup=CONTAINER)], samples=1))
+    assert [] == killed(make_plan(again, Policy()))
+    assert [60] == killed(make_plan(again, Policy(), killed_commands=frozenset({"python3 x.py"})))

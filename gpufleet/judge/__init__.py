@@ -13,6 +13,7 @@ from gpufleet.judge.daemons import daemon_findings, daemon_warnings
 from gpufleet.judge.evidence import Evidence
 from gpufleet.judge.finding import Finding, Judgement, conclude
 from gpufleet.judge.gpus import (
+    apps_findings,
     health_findings,
     health_warnings,
     is_free,
@@ -64,6 +65,7 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         *monitor_findings(after, plan, ssh),
         *_device_findings(after, ssh),
         *health_findings(after.health, after.last.memory, ssh),
+        *apps_findings(after.apps_hung, ssh),
         *daemon_findings(evidence.before, after, ssh),
         *keeper_findings(evidence, policy, ssh),
         *_asleep_findings(after, ssh),
@@ -101,6 +103,7 @@ def judge_status(observation: Observation, plan: Plan, policy: Policy, ssh: str)
         *(Finding(Verdict.UNKNOWN, reason, f"{ssh} id") for reason in own_eyes),
         *memory_findings(memory, policy, ssh),
         *health_findings(observation.health, memory, ssh),
+        *apps_findings(observation.apps_hung, ssh),
         *daemon_findings(observation, observation, ssh),
     ]
     warnings = [*health_warnings(observation.health), *(r for r in plan.blind if r not in own_eyes)]

@@ -106,6 +106,13 @@ def over(memory: MemoryReading, policy: Policy) -> list[GpuRow]:
     return [r for r in memory.rows if r.used_mib is not None and r.used_mib > policy.tolerance_mib]
 
 
+def apps_findings(hung: bool, ssh: str) -> Iterator[Finding]:
+    """Which processes memory is charged to is only evidence; that the driver hangs over it is a fault."""
+    if hung:
+        step = f"{ssh} 'dmesg | grep -i xid | tail'"
+        yield Finding(Verdict.BROKEN, "nvidia-smi hangs when asked for its processes", step)
+
+
 def health_findings(health: Health, memory: MemoryReading, ssh: str) -> Iterator[Finding]:
     """Faults that a reading of 0 MiB hides: recovery action, fabric, words in any field.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from gpufleet.observation.act import ActLog, parse_act
 from gpufleet.observation.gpus import (
     HEALTH_FIELDS,
+    HUNG,
     App,
     GpuRow,
     Health,
@@ -125,6 +126,7 @@ class Observation:
     samples: tuple[Sample, ...]
     health: Health
     apps: tuple[App, ...] | None
+    apps_hung: bool
     units: Mapping[str, Unit]
     units_status: str
     devices: tuple[str, ...]
@@ -160,6 +162,7 @@ def parse_observation(answer: Answer) -> Observation:
         samples=samples,
         health=read_health(answer),
         apps=read_apps(answer),
+        apps_hung=(section := answer.get("apps")) is not None and section.status in HUNG,
         units=parse_units(answer.text("units")),
         due=parse_units(answer.text("due")),
         user_units=read_user_units(answer),

@@ -69,10 +69,12 @@ def make_plan(
     *,
     spare_pids: frozenset[int] = frozenset(),
     hit_before: frozenset[Owner] = frozenset(),
+    killed_commands: frozenset[str] = frozenset(),
 ) -> Plan:
     """Decide on the newest sample. `spare_pids`: gpufleet's own, where it runs on this node.
     `hit_before`: owners in which an earlier act killed, which shelter nothing any more: what starts
-    there again is the same workload, and holds no GPU only because it is still loading."""
+    there again is the same workload, and holds no GPU only because it is still loading. Likewise
+    `killed_commands`, which may come back in a new container."""
     sample = observation.last
     hits = dict(_hits(sample.processes, policy))
     setting = Setting(
@@ -80,6 +82,7 @@ def make_plan(
         policy,
         own=own_pids(observation) | spare_pids,
         package_work=package_work(sample.processes),
+        killed_commands=killed_commands,
     )
     setting = replace(setting, tainted=_tainted(sample.holders(), hits, setting) | hit_before)
     kill: dict[int, Decision] = {}

@@ -56,6 +56,7 @@ class Setting:
     own: frozenset[int]
     package_work: frozenset[int] = frozenset()
     tainted: frozenset[Owner] = frozenset()
+    killed_commands: frozenset[str] = frozenset()
 
     @property
     def app_pids(self) -> frozenset[int]:
@@ -142,7 +143,9 @@ def _bystander(process: Process, _hit: Hit, _setting: Setting) -> str:
 
 
 def _service(process: Process, hit: Hit, setting: Setting) -> str:
-    if hit.rule != "interpreter" or not shelters(process.owner) or process.owner in setting.tainted:
+    if hit.rule != "interpreter" or not shelters(process.owner):
+        return ""
+    if process.owner in setting.tainted or process.command in setting.killed_commands:
         return ""
     return f"{process.owner} holds no GPU"
 
