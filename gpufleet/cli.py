@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -239,14 +239,9 @@ def status(
     no_color: NoColor = False,
 ) -> int:
     """Memory, holders and health of each node; changes nothing."""
-    from gpufleet import run  # noqa: PLC0415  # as above
-
-    _, specs = _selected(inventory, hosts, exclude, limit, {"timeout": timeout})
     view = View(json, quiet, verbose, no_color)
-    report = run.status(
-        specs, selection=hosts, parallel=parallel, progress=_progress(view, len(specs))
-    )
-    return _show(report, report.exit_code(), view)
+    _, specs = _selected(inventory, hosts, exclude, limit, {"timeout": timeout})
+    return _inspect("status", specs, hosts, parallel, view)
 
 
 @app.command()
@@ -263,14 +258,9 @@ def check(
     no_color: NoColor = False,
 ) -> int:
     """Would a reset work here? Login, privilege, tools, GPUs."""
-    from gpufleet import run  # noqa: PLC0415  # as above
-
-    _, specs = _selected(inventory, hosts, exclude, limit, {"timeout": timeout})
     view = View(json, quiet, verbose, no_color)
-    report = run.check(
-        specs, selection=hosts, parallel=parallel, progress=_progress(view, len(specs))
-    )
-    return _show(report, report.exit_code(), view)
+    _, specs = _selected(inventory, hosts, exclude, limit, {"timeout": timeout})
+    return _inspect("check", specs, hosts, parallel, view)
 
 
 @app.command()
@@ -293,6 +283,20 @@ def hosts(
     text = hosts_document(specs, hosts, groups) + "\n" if json else hosts_text(specs, groups)
     _print(text)
     return 0
+
+
+def _inspect(
+    command: Literal["status", "check"],
+    specs: list[NodeSpec],
+    hosts: str,
+    parallel: int,
+    view: View,
+) -> int:
+    from gpufleet import run  # noqa: PLC0415  # as above
+
+    look = run.status if command == "status" else run.check
+    report = look(specs, selection=hosts, parallel=parallel, progress=_progress(view, len(specs)))
+    return _show(report, report.exit_code(), view)
 
 
 def _selected(
