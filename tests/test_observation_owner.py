@@ -51,7 +51,9 @@ LINES = [
     ("0::/user.slice/user-1000.slice/user@1000.service", NOBODY),
     (
         "0::/user.slice/user-1000.slice/user@1000.service/system.slice/mine.service",
-        Owner("user-service", "mine.service", "1000"),  # no user shelters himself by a folder's name
+        Owner(
+            "user-service", "mine.service", "1000"
+        ),  # no user shelters himself by a folder's name
     ),
     ("0::/user.slice/user-0.slice/session-3.scope", Owner("session", "session-3.scope")),
     ("0::/init.scope", Owner("session", "init.scope")),
