@@ -6,7 +6,6 @@ standard error. Nothing is asked where no terminal is.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -107,12 +106,9 @@ def run_command(arguments: Sequence[str]) -> int:
         return _refuse(str(error))
     except (Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader went away: the result is lost to it, not the run
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # as below
-        return 128 + signal.SIGPIPE
     except OSError as error:
         if sys.stdout is not None:
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # flushed once more at exit
+            sys.stdout = _nowhere()
         _note(f"gpufleet: the result could not be written: {error.strerror}")
         return NOT_TOLD
     return int(result or 0)
@@ -126,8 +122,10 @@ def _refuse(message: str) -> int:
 
 def _note(line: str) -> None:
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):  # a full disk takes the note, never the verdict
+        try:
             print(line, file=sys.stderr, flush=True)
+        except OSError:  # a full disk takes the note, never the verdict
+            sys.stderr = _nowhere()
 
 
 @app.callback(invoke_without_command=True)
@@ -372,9 +370,19 @@ def _show(report: RunReport, exit_code: int, view: View) -> int:
 
 
 def _print(text: str) -> None:
-    if sys.stdout is not None:
+    if sys.stdout is None:
+        return
+    try:
         sys.stdout.write(text)
         sys.stdout.flush()
+    except BrokenPipeError:  # the reader went away: the result is lost to it, not the run
+        sys.stdout = _nowhere()
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+
+
+def _nowhere() -> TextIO:
+    """In place of a stream that can't be written: it would be flushed once more at exit."""
+    return open(os.devnull, "w")  # noqa: PTH123  # closed by the exit
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

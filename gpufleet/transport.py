@@ -27,6 +27,9 @@ class Script:
     name: str
     files: tuple[str, ...]
     variables: Mapping[str, str]
+    silence_s: float = 60.0
+    """A script that says nothing for so long isn't there any more: it sends a heartbeat each second
+    while it waits, and no single tool may take half of this."""
 
     def text(self, token: str) -> str:
         """The whole script for `/bin/sh -s`; `token` marks the answer and must be unguessable."""

@@ -358,9 +358,38 @@ def test_e03_an_interrupted_run_stops_everywhere_and_still_reports(
 def test_the_reader_going_away_is_no_traceback(fleet: SimFleet) -> None:
     command = f"{sys.executable} -m gpufleet hosts -i {fleet.fleet_yaml} | true"
 
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    piped = f"{command}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=False)
 
     assert done.stderr == ""
+    assert done.returncode in {0, 141}  # 0: it was read before the reader went
+
+
+def test_a_usage_error_that_cannot_be_told_is_one_all_the_same() -> None:
+    command = f"{sys.executable} -m gpufleet reset 2>/dev/full"
+
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored(fleet: SimFleet) -> None:
+    """As under nohup, and for the background jobs of a script."""
+    fleet["gpu01"].start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=3),))
+    words = f"{sys.executable} -m gpufleet reset --hosts gpu01 --json -i {fleet.fleet_yaml}"
+    process = subprocess.Popen(
+        ["sh", "-c", f"trap '' HUP; exec {words}"],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    time.sleep(2.5)
+    process.send_signal(signal.SIGHUP)
+
+    out, _ = process.communicate(timeout=40)
+
+    assert process.returncode == 0
+    assert json.loads(out)["nodes"][0]["verdict"] == "CLEAN"
 
 
 @pytest.mark.parametrize("arguments", [["hosts"], ["reset", "--hosts", "gpu01", "--json"]])

@@ -879,3 +879,15 @@ def test_a_monitors_query_that_came_between_the_readings_is_no_holder() -> None:
 @pytest.mark.parametrize("status_", ["124", "137", "stuck"])
 def test_a_driver_that_hangs_over_its_processes_is_broken(status_: str) -> None:
     assert verdict(changed(PROVEN, "apps", "", status_)) is BROKEN
+
+
+def test_the_health_query_must_list_the_same_gpus() -> None:
+    text = PROVEN.text("health")
+    ninth = text.split("\n")[7].replace("7, GPU-", "8, GPU-9", 1)
+    assert verdict(changed(PROVEN, "health", f"{text}{ninth}\n")) is UNKNOWN
+
+
+@pytest.mark.parametrize(("said", "word"), [("GPU is lost", BROKEN), ("odd", UNKNOWN)])
+def test_what_the_health_query_complains_of_counts(said: str, word: Verdict) -> None:
+    got = judged(changed(PROVEN, "health.err", said))
+    assert (word, True) == (got.verdict, f"the health query said: {said}" in got.reason)

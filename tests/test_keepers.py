@@ -63,6 +63,19 @@ def test_a_container_with_a_restart_policy_is_never_clean_while_it_comes_back(
         assert got[2] == "ssh root@n 'docker update --restart=no sglang && docker stop sglang'"
 
 
+def test_a_container_that_nobody_could_ask_about_is_told() -> None:
+    job = Proc(60, "/opt/engine", cgroup=DOCKER, cuda=True)
+    before = parse_observation(answer([job], samples=1))
+    after = parse_observation(answer(act="stop free\n"))
+    killed = make_plan(before, Policy()).kill
+    evidence = Evidence(before, after, make_plan(after, Policy()), killed=killed)
+
+    got = judge_reset(evidence, Policy(), "ssh n")
+
+    assert got.verdict is Verdict.CLEAN
+    assert got.warnings == (f"nobody could tell whether container {ID[:12]} starts again",)
+
+
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [(f"/sys/fs/cgroup/kubepods/burstable/pod{POD}\n", Verdict.DIRTY), ("", Verdict.CLEAN)],

@@ -844,3 +844,9 @@ def test_a_killed_command_is_not_sheltered_in_a_new_container() -> None:
     again = parse_observation(answer([Proc(60, "python3 x.py", cgroup=CONTAINER)], samples=1))
     assert [] == killed(make_plan(again, Policy()))
     assert [60] == killed(make_plan(again, Policy(), killed_commands=frozenset({"python3 x.py"})))
+
+
+@pytest.mark.parametrize("exe", ["/bin/busybox", "/usr/bin/nu", "/opt/odd-shell"])
+def test_a_login_shell_is_known_by_its_dash_whatever_it_is(exe: str) -> None:
+    login = Proc(80, "-sh", exe=exe, session=80)
+    assert [60] == killed(plan_of(login, Proc(60, "/opt/e", ppid=80, session=80, cuda=True)))

@@ -226,6 +226,20 @@ def test_without_the_tools_that_see_holders_nothing_is_killed(
     assert all(node.alive(proc) for proc in procs)
 
 
+@pytest.mark.parametrize("tool", ["id", "ls", "cat", "sort", "timeout", "flock", "sleep"])
+def test_a_missing_tool_is_named_before_anything_is_touched(
+    tool: str, node: SimNode, reset_sim: Reset
+) -> None:
+    procs = node.start(SGLANG)
+    node.fault(f"no-{tool}", "")
+
+    report = reset_sim()
+
+    assert report.verdict is Verdict.UNKNOWN, report
+    assert report.reason == f"{tool} is missing on the node"
+    assert all(node.alive(proc) for proc in procs)
+
+
 def test_without_fuser_the_scan_of_proc_finds_the_holders(node: SimNode, reset_sim: Reset) -> None:
     node.start((Proc("holder", ("/opt/app/trainer",), exe="trainer", memory={0: 40_000}),))
     node.fault("no-fuser", "")

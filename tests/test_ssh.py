@@ -6,6 +6,8 @@ import base64
 import hmac
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -74,6 +76,38 @@ def test_a_script_beyond_its_deadline_is_cut_off(fleet: SimFleet, node: SimNode)
 
     with pytest.raises(ScriptTimeout, match="no answer in 1 s"):
         session.run(script("sleep 30"), timeout_s=1)
+    session.close()
+
+
+@pytest.fixture
+def bashrc(node: SimNode) -> Iterator[Path]:
+    path = node.path("/run/home/root/.bashrc")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_script_that_falls_silent_is_given_up_long_before_its_deadline(
+    fleet: SimFleet, node: SimNode
+) -> None:
+    session = connect(spec_of(fleet, node))
+    silent = replace(script("sleep 30"), silence_s=1.0)
+
+    started = time.monotonic()
+    with pytest.raises(ConnectionLost, match="no sign of life for 1 s"):
+        session.run(silent, timeout_s=60)
+    session.close()
+
+    assert time.monotonic() - started < 10
+
+
+def test_start_up_files_that_eat_the_script_are_named(
+    fleet: SimFleet, node: SimNode, bashrc: Path
+) -> None:
+    bashrc.write_text("cat\n")
+    session = connect(spec_of(fleet, node))
+
+    with pytest.raises(Unreachable, match="start-up files read the script from standard input"):
+        session.run(script("gf_text hello world"), timeout_s=10)
     session.close()
 
 
@@ -275,14 +309,14 @@ NOISE = (
 )
 
 
-def test_c10_noise_of_a_login_is_never_taken_for_an_answer(fleet: SimFleet, node: SimNode) -> None:
-    rc = node.path("/run/home/root/.bashrc")
-    rc.write_text(NOISE)
+def test_c10_noise_of_a_login_is_never_taken_for_an_answer(
+    fleet: SimFleet, node: SimNode, bashrc: Path
+) -> None:
+    bashrc.write_text(NOISE)
     session = connect(spec_of(fleet, node))
 
     answer = session.run(script("gf_text hello world"), timeout_s=10)
     session.close()
-    rc.unlink()
 
     assert dict(answer.sections) == {"hello": Section("hello", "world\n", "0")}
 

@@ -123,7 +123,9 @@ def _protect_warnings(observation: Observation, policy: Policy) -> Iterator[str]
 
 def _not_looked(observation: Observation, ssh: str) -> Iterator[Finding]:
     if observation.failure:
-        yield Finding(Verdict.UNKNOWN, observation.failure, f"{ssh} ls -ld /run/gpufleet")
+        folder = "/run/gpufleet" in observation.failure
+        step = f"{ssh} 'ls -ld /run/gpufleet; df -hi /run'" if folder else f"{ssh} 'echo $PATH'"
+        yield Finding(Verdict.UNKNOWN, observation.failure, step)
     elif observation.locked is not None:
         holder = observation.locked or "it didn't say who it is"
         step = f"{ssh} 'cat /run/gpufleet/lock; fuser -v /run/gpufleet/lock'  # wait for it"

@@ -127,6 +127,14 @@ def health_findings(health: Health, memory: MemoryReading, ssh: str) -> Iterator
     if unknown and not health.failure:
         which = ", ".join(map(str, unknown))
         yield Finding(Verdict.UNKNOWN, f"health is not known: GPU {which}", look)
+    more = sorted(set(health.values) - set(memory.used_mib()))
+    if more:
+        which = ", ".join(map(str, more))
+        yield Finding(Verdict.UNKNOWN, f"only the health query lists GPU {which}", look, again=True)
+    if health.complaint:
+        grave = any(text in health.complaint for text in _BROKEN_TEXTS)
+        verdict = Verdict.BROKEN if grave else Verdict.UNKNOWN
+        yield Finding(verdict, f"the health query said: {health.complaint}", look)
     uuids = Counter(fields["uuid"] for fields in health.values.values() if fields.get("uuid"))
     for uuid in (uuid for uuid, count in uuids.items() if count > 1):
         yield Finding(Verdict.BROKEN, f"{uuid} is the uuid of {uuids[uuid]} GPUs", look)

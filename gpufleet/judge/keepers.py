@@ -49,7 +49,12 @@ def keeper_findings(evidence: Evidence, policy: Policy, ssh: str) -> Iterator[Fi
 
 
 def keeper_warnings(evidence: Evidence) -> Iterator[str]:
-    """What starts a unit that was hit though it doesn't restart by itself."""
+    """What starts a unit that was hit though it doesn't restart by itself, and containers of which
+    nobody on the node could tell."""
+    owners = {decision.process.owner for decision in evidence.killed}
+    for owner in sorted(owners, key=str):
+        if owner.kind == "container" and owner.name not in evidence.after.containers:
+            yield f"nobody could tell whether container {owner.name[:12]} starts again"
     hit = {d.process.owner.name for d in evidence.killed if d.process.owner.kind == "service"}
     for unit in evidence.after.units.values():
         if unit.name in hit and unit.triggered_by:
@@ -73,16 +78,21 @@ def _comes_back(unit: Unit, evidence: Evidence) -> bool:
 
 
 def _is_workload(unit: Unit, policy: Policy) -> bool:
-    return any(re.search(pattern, unit.exec_start) for pattern in policy.workload)
+    patterns = (*policy.workload, *policy.interpreters)
+    return any(re.search(pattern, unit.exec_start) for pattern in patterns)
 
 
 def _container_findings(evidence: Evidence, owner: Owner, ssh: str) -> Iterator[Finding]:
-    """Restarting, or running with a first process that wasn't there before."""
+    """Restarting, or running with a first process that wasn't there before. podman shows `exited` for
+    the moment between death and restart; docker has a word of its own for it."""
     container = evidence.after.containers.get(owner.name)
     if container is None or container.restart not in _RESTARTING:
         return
     known = evidence.before.samples and container.pid in evidence.before.last.processes
-    if container.state == "restarting" or (container.state == "running" and not known):
+    due = container.state == "restarting" or (
+        container.state == "exited" and owner.runtime == "podman"
+    )
+    if due or (container.state == "running" and not known):
         tool, name = owner.runtime, container.name.lstrip("/")
         yield Finding(
             Verdict.DIRTY,

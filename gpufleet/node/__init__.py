@@ -24,7 +24,8 @@ def look_script(
     services, containers and pods that were hit before and may start it all again."""
     variables = _common(policy, budget_s, owners)
     variables["GF_SETTLE_S"] = f"{policy.settle_s:.2f}" if two_samples else ""
-    return Script("look", ("frame.sh", "observe.sh", "look.sh"), variables)
+    files = ("frame.sh", "observe.sh", "look.sh")
+    return Script("look", files, variables, _silence_s(policy))
 
 
 def act_script(
@@ -55,13 +56,20 @@ def act_script(
         "GF_UNKILLABLE_CS": _hundredths(limits.unkillable_s),
         "GF_FROZEN_CS": _hundredths(limits.frozen_s),
     }
-    return Script("act", ("frame.sh", "observe.sh", "act.sh"), variables)
+    files = ("frame.sh", "observe.sh", "act.sh")
+    return Script("act", files, variables, _silence_s(policy))
 
 
 def close_script(*, line: str, ports: bool) -> Script:
     """The end of a reset that acted: `line` for the node's syslog; `ports`: who listens there?"""
     variables = {"GF_LINE": line, "GF_PORTS": "yes" if ports else "", "GF_TOOL_S": "5.0"}
     return Script("close", ("frame.sh", "close.sh"), variables)
+
+
+def _silence_s(policy: Policy) -> float:
+    """The longest that a living script can be silent: one tool at its limit, or settling; doubled."""
+    limits = policy.limits
+    return 2 * max(limits.smi_s, limits.tool_s, policy.settle_s) + 2
 
 
 def _common(policy: Policy, budget_s: float, owners: Iterable[Owner]) -> dict[str, str]:

@@ -50,9 +50,18 @@ gf_now() {
   GF_NOW=${GF_NOW%.*}${GF_NOW#*.}
 }
 
+# gf_tools: the script rests on these; without one its answers would say something else than they
+# seem to. (Builtins in some shells, hence `command -v` and not a path.)
+gf_tools() {
+  for gf_name in id ls mkdir cat rm sleep sort grep find tr timeout flock; do
+    command -v "$gf_name" >/dev/null 2>&1 || gf_fail "$gf_name is missing on the node"
+  done
+}
+
 # The working folder: root's own and closed to others, because a lock in a folder that others may
 # enter can be taken by anyone who can open the file.
 gf_workdir() {
+  gf_tools
   GF_UID=$(id -u)
   if [ "$GF_UID" = 0 ]; then
     GF_DIR=/run/gpufleet
@@ -76,8 +85,10 @@ gf_workdir() {
   trap 'exit 130' INT
   trap 'exit 143' TERM
   # `true` and not `:`: a failed redirection of a special builtin would end the shell unheard.
-  { true >"$GF_FILE.out" && printf 'probe\n' >"$GF_FILE.out"; } 2>/dev/null ||
-    gf_fail "cannot write in $GF_DIR (disk full or read-only?)"
+  for gf_name in out err; do
+    { true >"$GF_FILE.$gf_name" && printf 'probe\n' >"$GF_FILE.$gf_name"; } 2>/dev/null ||
+      gf_fail "cannot write in $GF_DIR (disk full or read-only?)"
+  done
 }
 
 gf_cleanup() {

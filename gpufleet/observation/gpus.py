@@ -89,6 +89,8 @@ class Health:
     refused: tuple[str, ...]
     failure: str
     hung: bool = False
+    complaint: str = ""
+    """What a query that ended well wrote to standard error."""
 
 
 def parse_memory_csv(text: str) -> tuple[tuple[GpuRow, ...], tuple[str, ...]]:
@@ -133,7 +135,8 @@ def read_health(answer: Answer) -> Health:
         return Health({}, (), "health was not asked")
     if whole.status == "0":
         values, failure = _table(whole, HEALTH_FIELDS)
-        return Health(values, (), failure)
+        complaint = " ".join(answer.text("health.err").split())[:300]
+        return Health(values, (), failure, complaint=complaint)
     if whole.status != "2":
         values, _ = _table(whole, HEALTH_FIELDS)  # rows may stand beside a complaint
         return Health(values, (), _failure(answer, whole), hung=whole.status in HUNG)

@@ -133,4 +133,21 @@ CARRIER_UNITS = (
 )  # fmt: skip
 """Services whose processes are somebody else's: their own python3 isn't sheltered by them."""
 
-SHELLS = ("sh", "bash", "dash", "zsh", "fish", "ksh", "ksh93", "mksh", "tcsh", "csh", "ash")
+SHELLS = (
+    "sh",
+    "bash",
+    "dash",
+    "zsh",
+    "fish",
+    "ksh",
+    "ksh93",
+    "mksh",
+    "tcsh",
+    "csh",
+    "ash",
+    "rbash",
+    "nu",
+    "elvish",
+    "xonsh",
+    "pwsh",
+)

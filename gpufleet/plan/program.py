@@ -60,14 +60,15 @@ def is_shell(process: Process) -> bool:
 
 
 def is_interactive_shell(process: Process) -> bool:
-    """A login shell, or one on a terminal that runs neither script nor command: a person sits there.
+    """A login shell (known by the dash before its name, whatever it is), or one on a terminal that
+    runs neither script nor command: a person sits there.
 
     A `bash -c 'while …'` that leads a tmux pane isn't one: it is the respawner.
     """
-    if not is_shell(process):
-        return False
     if process.args and process.args[0].startswith("-"):
         return True
+    if not is_shell(process):
+        return False
     return process.tty != 0 and all(re.match(r"--|-[^c]*\Z", a) for a in process.args[1:])
 
 

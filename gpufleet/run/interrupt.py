@@ -59,7 +59,12 @@ class Interrupt:
             threading.Thread(target=self.stop, args=(number,), daemon=True).start()
             self.signal = number
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # Ignored from the start (nohup, a script's background job): that stays so.
+        numbers = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield

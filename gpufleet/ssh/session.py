@@ -38,7 +38,7 @@ class Session:
         client = self._connections[-1].client
         with _watchdog.watch(timeout_s, client.close) as watch:
             try:
-                stderr, status = self._exchange(script.text(token).encode(), reader, timeout_s)
+                stderr, status = self._exchange(script, token, reader, timeout_s)
             except (OSError, EOFError, paramiko.SSHException) as error:
                 if watch.expired:
                     raise ScriptTimeout(f"no answer in {timeout_s:.0f} s") from error
@@ -59,7 +59,7 @@ class Session:
                 connection.client.close()
 
     def _exchange(
-        self, script: bytes, reader: AnswerReader, timeout_s: float
+        self, script: Script, token: str, reader: AnswerReader, timeout_s: float
     ) -> tuple[bytes, int | None]:
         """Send the script and read until its end marker, not until end of file: a process that
         outlived a kill may keep the channel open."""
@@ -71,12 +71,20 @@ class Session:
                 "exec sudo -n /bin/sh -s" if self._access.sudo else "exec /bin/sh -s"
             )
             with contextlib.suppress(OSError):  # a shell that ended at once is told from its words
-                channel.sendall(script)
+                channel.sendall(script.text(token).encode())
                 channel.shutdown_write()
             deadline = time.monotonic() + timeout_s
             while not reader.finished:
-                channel.settimeout(max(0.0, deadline - time.monotonic()))
-                data = channel.recv(_CHUNK)
+                left_s = deadline - time.monotonic()
+                channel.settimeout(max(0.0, min(left_s, script.silence_s)))
+                try:
+                    data = channel.recv(_CHUNK)
+                except TimeoutError:
+                    if script.silence_s < left_s:
+                        raise ConnectionLost(
+                            f"no sign of life for {script.silence_s:.0f} s"
+                        ) from None
+                    raise
                 while channel.recv_stderr_ready() and (more := channel.recv_stderr(_CHUNK)):
                     stderr = (stderr + more)[:4000]
                 if not data:
@@ -109,6 +117,8 @@ class Session:
                 f"no privilege: {said or f'sudo ended with status {status}'}",
                 next_step=f"{self._access.ssh_command} sudo -n true",
             )
+        if "GF_TOKEN=" in said or "gf_mark" in said:
+            said = "something in its start-up files read the script from standard input"
         return Unreachable(
             "channel",
             f"the login shell ran no script (status {status}): {said or 'it said nothing'}",
