@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # Simulated nodes are made of namespaces and mounts, which need root.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: demo test test-systemd lint build clean help
+.PHONY: demo test test-systemd chaos lint build clean help
 
 help:
 	@echo "make demo   four simulated GPU nodes, a look, a reset, the result (needs root or sudo)"
 	@echo "make test   all tests, on simulated nodes (needs root or sudo)"
 	@echo "make test-systemd   tests on a node with a real systemd (builds it once, a minute and a half)"
+	@echo "make chaos N=1000   random scenes and faults, with an oracle that knows the truth"
 	@echo "make lint   ruff, mypy, shellcheck, import contracts"
 	@echo "make build  the wheel, in dist/"
 
@@ -27,6 +28,11 @@ test-systemd: $(VENV)/.ready
 	  debootstrap systemd-container
 	$(SUDO) $(BIN)/python -m tests.systemd
 	$(SUDO) $(BIN)/python -m pytest tests/systemd
+
+N := 1000
+SEED :=
+chaos: $(VENV)/.ready
+	$(SUDO) $(BIN)/python -m tests.chaos --resets $(N) --nodes 6 $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -119,7 +119,7 @@ gf_holders() {
     -printf '%p %U %u %l\0'
   [ -z "$GF_HANGING" ] || gf_awake maps
   gf_begin "$1/maps"
-  gf_maps | sort -u
+  gf_maps | timeout -k 2 "$GF_TOOL_S" sort -u
   gf_end "$1/maps" 0
 }
 
