@@ -354,7 +354,11 @@ def _report(state: _State, judgement: Judgement) -> NodeReport:
 def _ended_early(state: _State, error: NodeError) -> NodeReport:
     """No finished answer. After the first act the node's state is unknown, whatever the reason."""
     if state.attempts == 0 and state.run.interrupted():
-        nothing = Judgement(Verdict.NOT_STARTED, "interrupted before anything was changed", "")
+        nothing = Judgement(
+            Verdict.NOT_STARTED,
+            "interrupted before anything was changed",
+            f"gpufleet reset --hosts {state.spec.name}",
+        )
         return _report(state, nothing)
     if state.attempts == 0:
         report = failed_report(state.spec, error, elapsed_s=state.elapsed_s)
