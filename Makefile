@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # Simulated nodes are made of namespaces and mounts, which need root.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: demo test test-systemd chaos lint build clean help
+.PHONY: demo test test-systemd test-gpu chaos lint build clean help
 
 help:
 	@echo "make demo   four simulated GPU nodes, a look, a reset, the result (needs root or sudo)"
 	@echo "make test   all tests, on simulated nodes (needs root or sudo)"
 	@echo "make test-systemd   tests on a node with a real systemd (builds it once, a minute and a half)"
+	@echo "make test-gpu       resets of this machine's real NVIDIA GPUs, which must be idle"
 	@echo "make chaos N=1000   random scenes and faults, with an oracle that knows the truth"
 	@echo "make lint   ruff, mypy, shellcheck, import contracts"
 	@echo "make build  the wheel, in dist/"
@@ -19,7 +20,7 @@ demo: $(VENV)/.ready
 	$(SUDO) sh tests/demo.sh $(BIN)
 
 test: $(VENV)/.ready
-	$(SUDO) $(BIN)/python -m pytest
+	$(SUDO) $(BIN)/python -m pytest -m "not gpu"
 
 # The root file system is built once, into the user's cache folder; `make test` then runs these as well.
 test-systemd: $(VENV)/.ready
@@ -28,6 +29,9 @@ test-systemd: $(VENV)/.ready
 	  debootstrap systemd-container
 	$(SUDO) $(BIN)/python -m tests.systemd
 	$(SUDO) $(BIN)/python -m pytest tests/systemd
+
+test-gpu: $(VENV)/.ready
+	$(SUDO) $(BIN)/python -m pytest tests/gpu -m gpu
 
 N := 1000
 SEED :=
