@@ -143,10 +143,9 @@ def _reset(state: _State) -> NodeReport:
     if observation.samples and observation.uid != 0:
         raise Unreachable.not_root(observation.uid)
     if state.run.dry_run:
-        plan = state.plan or NO_PLAN
-        return _report(
-            state, judge_dry_run(observation, plan, policy, state.spec.access.ssh_command)
-        )
+        plan, ssh = state.plan or NO_PLAN, state.spec.access.ssh_command
+        host = state.spec.name
+        return _report(state, judge_dry_run(observation, plan, policy, ssh, host=host))
     judgement = _judge(state, observation)
     if not _worth_acting(state, judgement):
         return _report(state, judgement)

@@ -82,6 +82,7 @@ def test_a_dry_run_sends_no_signal_and_says_whom_and_why(node: SimNode, gpufleet
     assert "nv-fabricmanager" in ran.out
     assert "(gpu-daemon: GPU daemon" in ran.out
     assert "CLEAN" not in ran.out
+    assert "    next: gpufleet reset --hosts gpu01\n" in ran.out
 
 
 def test_a_dry_run_in_json_lists_the_plan_without_signals(node: SimNode, gpufleet: Command) -> None:

@@ -84,11 +84,13 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
     return conclude(findings, warnings, otherwise=Verdict.CLEAN)
 
 
-def judge_dry_run(observation: Observation, plan: Plan, policy: Policy, ssh: str) -> Judgement:
+def judge_dry_run(
+    observation: Observation, plan: Plan, policy: Policy, ssh: str, *, host: str = "NODE"
+) -> Judgement:
     """What a reset would meet: its findings now, without acting. CLEAN only by the full proof."""
     judgement = judge_reset(Evidence(observation, observation, plan), policy, ssh)
     if judgement.verdict is Verdict.DIRTY and plan.kill:
-        return replace(judgement, next_step="the same command without --dry-run")
+        return replace(judgement, next_step=f"gpufleet reset --hosts {host}")
     return judgement
 
 
