@@ -183,7 +183,7 @@ gf_locked() {
   true >>"$GF_DIR/lock" || gf_fail "cannot open $GF_DIR/lock"
   exec 9<>"$GF_DIR/lock"
   # Two seconds: as long as the script of a connection that was just lost may still live.
-  flock -w 2 9
+  timeout -k 2 "$GF_TOOL_S" flock -w 2 9
   case $? in
     0) ;;
     1)

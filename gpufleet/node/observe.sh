@@ -25,7 +25,7 @@ gf_find_stuck() {
   GF_STUCK=
   gf_now
   # shellcheck disable=SC2013  # words without blanks
-  for gf_comm in $(grep -lsx nvidia-smi /proc/[0-9]*/comm); do
+  for gf_comm in $(timeout -k 2 "$GF_TOOL_S" grep -lsx nvidia-smi /proc/[0-9]*/comm); do
     gf_pid=${gf_comm#/proc/}
     gf_pid=${gf_pid%/comm}
     gf_stat "/proc/$gf_pid/stat" || continue
@@ -129,7 +129,7 @@ gf_threads() {
   gf_files=
   gf_links=
   # shellcheck disable=SC2013  # words without blanks
-  for gf_name in $(grep -ls ') Z ' [0-9]*/stat); do
+  for gf_name in $(timeout -k 2 "$GF_TOOL_S" grep -ls ') Z ' [0-9]*/stat); do
     for gf_task in "${gf_name%/stat}"/task/[0-9]*; do
       gf_files="$gf_files $gf_task/stat $gf_task/cmdline"
       gf_links="$gf_links $gf_task/fd"
