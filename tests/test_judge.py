@@ -891,3 +891,15 @@ def test_the_health_query_must_list_the_same_gpus() -> None:
 def test_what_the_health_query_complains_of_counts(said: str, word: Verdict) -> None:
     got = judged(changed(PROVEN, "health.err", said))
     assert (word, True) == (got.verdict, f"the health query said: {said}" in got.reason)
+
+
+def test_without_device_files_nobody_can_be_seen_holding_one() -> None:
+    got = judged(changed(PROVEN, "devices", "/dev/nvidia*\n/run/nvidia/driver/dev/nvidia*\n"))
+    assert (UNKNOWN, True) == (got.verdict, "there is no /dev/nvidia*" in got.reason)
+
+
+def test_a_protected_user_that_the_node_does_not_know_is_told() -> None:
+    policy = Policy(protect=("user:alice",))
+    assert ("protect: the node knows no user alice",) == judged(PROVEN, policy).warnings
+    known = changed(PROVEN, "user.alice", "1000\n")
+    assert () == judged(known, policy).warnings

@@ -235,3 +235,22 @@ def test_a_process_that_hangs_whoever_reads_it_does_not_hang_the_look(
 
     assert started.verdict is Verdict.CLEAN, started
     assert not node.alive(job)
+
+
+@pytest.mark.parametrize(
+    ("command", "verdict"),
+    [("python3 -m sglang.launch_server", Verdict.DIRTY), ("/usr/bin/apt-daily", Verdict.CLEAN)],
+)
+def test_workload_whose_restart_is_due_from_before_is_never_clean(
+    command: str, verdict: Verdict
+) -> None:
+    due = (
+        "Id=server.service\nActiveState=activating\nSubState=auto-restart\nRestart=always\n"
+        f"ExecStart={{ path=/x ; argv[]={command} ; }}\n"
+    )
+    seen = parse_observation(changed(answer(), "due", due))
+
+    got = judge_reset(Evidence(seen, seen, make_plan(seen, Policy())), Policy(), "ssh n")
+
+    assert got.verdict is verdict
+    assert ("server.service comes back" in got.reason) is (verdict is Verdict.DIRTY)

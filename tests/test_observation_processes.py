@@ -304,3 +304,20 @@ def test_no_text_in_any_section_ends_in_an_error(name: str, text: str) -> None:
 
 def test_maps_of_this_builder_look_like_those_of_the_script() -> None:
     assert "60/maps:/dev/nvidia0\nstatus 0\n" == maps_text([Proc(60, maps=("/dev/nvidia0",))])
+
+
+def test_a_leader_that_ended_lives_as_long_as_one_of_its_threads() -> None:
+    """Its own command line and descriptors are gone; a thread still shows the first, and holds."""
+
+    def seen(state: str) -> Process:
+        line = f"7 (python3) {state} 1 7 7 0 -1 4194560 120 0 3 0 11 7 0 0 20 0 9 0 5000 33554432"
+        whole = answer([Proc(7, [], comm="python3", state="Z")], samples=1)
+        text = f"7/task/7/stat:{line.replace(f') {state}', ') Z')}\n7/task/9/stat:{line}\n"
+        whole = changed(whole, "1/threads", f"{text}7/task/9/cmdline:python3\0train.py\0\n")
+        link = "7/task/9/fd/3 0 root /dev/nvidia0\0"
+        return parse_observation(changed(whole, "1/threadlinks", link)).last.processes[7]
+
+    living, ended = seen("S"), seen("Z")
+    assert (1, False, True) == (living.living_threads, living.dead, living.holds_gpu)
+    assert ("python3", "train.py") == living.args
+    assert (0, True) == (ended.living_threads, ended.dead)
