@@ -83,6 +83,16 @@ class ProcessLine:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """The beginning of a phase of a node (connect, look, kill, free, settle, retry, done): seconds
+    since the node's own start."""
+
+    at_s: float
+    phase: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class NodeReport:
     """Exactly one per selected node and run.
 
@@ -105,6 +115,7 @@ class NodeReport:
     survivors: tuple[ProcessLine, ...] = ()
     planned: tuple[ProcessLine, ...] = ()
     """What a dry run or a status would kill."""
+    timeline: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True)

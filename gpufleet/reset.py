@@ -15,7 +15,7 @@ import tenacity
 
 from gpufleet.errors import ConnectionLost, NodeError, ScriptTimeout, Unreachable
 from gpufleet.judge import Evidence, Judgement, judge_dry_run, judge_reset
-from gpufleet.model import NodeReport, ProcessLine, Verdict
+from gpufleet.model import Moment, NodeReport, ProcessLine, Verdict
 from gpufleet.node import act_script, close_script, look_script
 from gpufleet.observation import Observation, Owner, parse_observation, parse_ports
 from gpufleet.plan import NO_PLAN, Decision, Plan, make_plan
@@ -24,7 +24,7 @@ from gpufleet.report import failed_report, node_report, syslog_line, with_ports
 from gpufleet.transport import Connect, Script, Transport
 
 OnEvent = Callable[[str, str], None]
-"""Called with a phase (connect, look, kill, free, retry) and a detail, for progress on a screen."""
+"""Called with a phase (connect, look, kill, free, retry, done) and a detail, for progress on a screen."""
 
 CONNECT_TRIES = 4
 """A dropped or reset connection (MaxStartups, a loaded node) is tried so often, but only until
@@ -123,14 +123,25 @@ def reset_node(
 ) -> NodeReport:
     """Bring one node to a proven clean slate and report; never raises a `NodeError`."""
     run = run or Resetting()
-    state = _State(spec, connect, run, on_event, run.clock())
+    started = run.clock()
+    moments: list[Moment] = []
+
+    def noted(phase: str, detail: str) -> None:
+        """A phase that goes on (a heartbeat each second) is one moment, with its first word."""
+        if not moments or phase != moments[-1].phase or phase == "retry":
+            moments.append(Moment(round(run.clock() - started, 3), phase, detail))
+        on_event(phase, detail)
+
+    state = _State(spec, connect, run, noted, started)
     try:
-        return _reset(state)
+        report = _reset(state)
     except NodeError as error:
-        return _ended_early(state, error)
+        report = _ended_early(state, error)
     finally:
         if state.transport is not None:
             state.transport.close()
+    noted("done", report.verdict.value)
+    return replace(report, timeline=tuple(moments))
 
 
 def _reset(state: _State) -> NodeReport:

@@ -1,0 +1,81 @@
+"""Commands and options. Reads the command line, calls the API, prints what `render/` made of it.
+
+The only room that decides on an exit status. Results go to standard output, everything else to
+standard error. Nothing is asked where no terminal is. One module per command; `options`, `streams`,
+`selecting` and `showing` hold what they share.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from gpufleet import __version__
+from gpufleet.cli.hosts import hosts
+from gpufleet.cli.look import check, status
+from gpufleet.cli.reset import reset
+from gpufleet.cli.streams import note, nowhere, write
+from gpufleet.errors import GpufleetError
+from gpufleet.masking import printable
+
+USAGE_ERROR = 2
+NOT_TOLD = 3
+"""A result that nobody got is as good as none."""
+
+app = typer.Typer(
+    help="Bring GPU nodes back to a proven clean slate over SSH.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit status; what went wrong is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIOWrapper
+    try:
+        result = app(list(arguments), prog_name="gpufleet", standalone_mode=False)
+    except TyperException as error:
+        return _refuse(error.format_message())
+    except GpufleetError as error:
+        return _refuse(str(error))
+    except (Abort, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    except OSError as error:
+        if sys.stdout is not None:
+            sys.stdout = nowhere()
+        note(f"gpufleet: the result could not be written: {error.strerror}")
+        return NOT_TOLD
+    return int(result or 0)
+
+
+def _refuse(message: str) -> int:
+    for line in message.splitlines() or [""]:
+        note(f"gpufleet: {printable(line)}")
+    return USAGE_ERROR
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version")] = False,
+) -> int:
+    if version:
+        write(f"gpufleet {__version__}\n")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        note(context.get_help())
+        return USAGE_ERROR
+    return 0
+
+
+for command in (reset, status, check, hosts):
+    app.command()(command)

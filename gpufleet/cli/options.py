@@ -1,0 +1,51 @@
+"""Options that several commands share, each with its unit and what it is without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Inventory = Annotated[
+    Path | None,
+    typer.Option(
+        "-i",
+        "--inventory",
+        metavar="FILE",
+        help="fleet.yaml; else $GPUFLEET_INVENTORY, ./fleet.yaml, the user's config folder, "
+        "/etc/gpufleet/fleet.yaml",
+    ),
+]
+Hosts = Annotated[
+    str,
+    typer.Option(
+        "-H",
+        "--hosts",
+        metavar="SELECTION",
+        help="Host, group, gpu[01-16], comma list, all; also ClusterShell's ! and &, quoted",
+    ),
+]
+AnyHosts = Annotated[
+    str, typer.Option("-H", "--hosts", metavar="SELECTION", help="What to show; all by default")
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("-x", "--exclude", metavar="SELECTION", help="Leave these out (repeatable)"),
+]
+Limit = Annotated[
+    str | None, typer.Option("--limit", metavar="SELECTION", help="Only those that are in both")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output")]
+Quiet = Annotated[
+    bool, typer.Option("-q", "--quiet", help="Only nodes that failed or carry a warning")
+]
+Verbose = Annotated[
+    int, typer.Option("-v", "--verbose", count=True, help="List killed, spared and each GPU")
+]
+Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes at once")]
+Timeout = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="DURATION", help="Per node, from its own start, like 300s"),
+]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours (or set NO_COLOR)")]

@@ -1,0 +1,102 @@
+"""`gpufleet reset`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpufleet.cli.options import (
+    Exclude,
+    Hosts,
+    Inventory,
+    Json,
+    Limit,
+    NoColor,
+    Parallel,
+    Quiet,
+    Timeout,
+    Verbose,
+)
+from gpufleet.cli.selecting import confirm, selected
+from gpufleet.cli.showing import View, progress, show
+
+
+def reset(
+    hosts: Hosts,
+    inventory: Inventory = None,
+    exclude: Exclude = None,
+    limit: Limit = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look and plan; send no signal")
+    ] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing")] = False,
+    grace: Annotated[
+        str | None,
+        typer.Option("--grace", metavar="DURATION", help="TERM first, KILL after this"),
+    ] = None,
+    tolerance: Annotated[
+        str | None, typer.Option("--tolerance", metavar="MIB", help="Memory that counts as free")
+    ] = None,
+    attempts: Annotated[
+        str | None, typer.Option("--attempts", metavar="N", help="Kill so often at most")
+    ] = None,
+    settle: Annotated[
+        str | None,
+        typer.Option("--settle", metavar="DURATION", help="Between the two clean samples"),
+    ] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option("--jobs", metavar="spare|kill", help="Nodes with a Slurm job or a pod"),
+    ] = None,
+    match_workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--match-workload",
+            metavar="REGEX",
+            help="What the workload is, in place of `workload` (repeatable)",
+        ),
+    ] = None,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--protect",
+            metavar="NAME",
+            help="Never kill this program, unit:NAME or user:NAME (repeatable)",
+        ),
+    ] = None,
+    timeout: Timeout = None,
+    parallel: Parallel = 64,
+    allow_skipped: Annotated[
+        bool, typer.Option("--allow-skipped", help="Exit 0 although nodes were skipped")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_color: NoColor = False,
+) -> int:
+    """Kill the workload, prove that every GPU is free, and say so."""
+    settings: dict[str, str | list[str] | None] = {
+        "grace": grace,
+        "tolerance": tolerance,
+        "attempts": attempts,
+        "settle": settle,
+        "jobs": jobs,
+        "workload": match_workload,
+        "protect": protect,
+        "timeout": timeout,
+    }
+    fleet, specs = selected(inventory, hosts, exclude, limit, settings)
+    if not dry_run:
+        confirm(fleet, specs, hosts, yes)
+    from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
+
+    view = View(json, quiet, verbose, no_color)
+    report = run.reset(
+        specs,
+        selection=hosts,
+        dry_run=dry_run,
+        parallel=parallel,
+        progress=progress(view, len(specs)),
+    )
+    return show(report, report.exit_code(allow_skipped=allow_skipped), view)
