@@ -80,6 +80,8 @@ class ProcessLine:
     rule: str
     why: str
     signal: str = ""
+    age_s: int | None = None
+    """Seconds since its start, when it was seen."""
 
 
 @dataclass(frozen=True)

@@ -761,8 +761,15 @@ def test_every_decision_says_by_which_rule_and_why() -> None:
     plan = plan_of(FABRIC_MANAGER, Proc(60, "python3 -m sglang", cuda=True, uid=1000))
     line = plan.kill[0].line("KILL")
     expected = ProcessLine(
-        60, "alice", "session-3.scope", "python3 -m sglang", "workload", "matches sglang", "KILL"
-    )
+        60,
+        "alice",
+        "session-3.scope",
+        "python3 -m sglang",
+        "workload",
+        "matches sglang",
+        "KILL",
+        950,
+    )  # up for 1000 s, started 50 s after boot
     assert expected == line
     assert ("gpu-daemon", "GPU daemon") == (plan.spare[0].rule, plan.spare[0].why)
     assert all(d.why for d in (*plan.kill, *plan.spare))

@@ -104,6 +104,12 @@ class Sample:
         """Living processes that have a GPU device open or mapped, by pid."""
         return [p for _, p in sorted(self.processes.items()) if p.holds_gpu and not p.dead]
 
+    def age_s(self, process: Process) -> int | None:
+        """Whole seconds since it started, or None where the node's uptime couldn't be read."""
+        if self.uptime_cs < 0:
+            return None
+        return max(0, (self.uptime_cs - process.start_ticks) // TICKS_PER_S)
+
     def has(self, process: Process) -> bool:
         """Does the very same process (pid and start time) still live in this sample?"""
         now = self.processes.get(process.pid)

@@ -23,13 +23,17 @@ class Decision:
     process: Process
     rule: str
     why: str
+    age_s: int | None = None
+    """Seconds since its start, at the look that this was decided on."""
 
     def line(self, signal: str = "") -> ProcessLine:
         process = self.process
         command = masked_command(process.args or (process.command,))
         owner = printable(str(process.owner))
         why = printable(self.why)
-        return ProcessLine(process.pid, process.user, owner, command, self.rule, why, signal)
+        return ProcessLine(
+            process.pid, process.user, owner, command, self.rule, why, signal, self.age_s
+        )
 
 
 @dataclass(frozen=True)
@@ -90,15 +94,20 @@ def make_plan(
     for pid, hit in hits.items():
         process = sample.processes[pid]
         if spared := spared_by(process, hit, setting):
-            spare.append(Decision(process, *spared))
+            spare.append(Decision(process, *spared, sample.age_s(process)))
         else:
-            kill[pid] = Decision(process, hit.rule, hit.why)
+            kill[pid] = Decision(process, hit.rule, hit.why, sample.age_s(process))
     for decision in list(kill.values()):
         if decision.process.holds_gpu:
             for ancestor in _launchers(decision.process, sample.processes, setting):
                 kill.setdefault(
                     ancestor.pid,
-                    Decision(ancestor, "ancestor", f"started pid {decision.process.pid}"),
+                    Decision(
+                        ancestor,
+                        "ancestor",
+                        f"started pid {decision.process.pid}",
+                        sample.age_s(ancestor),
+                    ),
                 )
     ordered = sorted(
         kill.values(), key=lambda d: (_depth(d.process, sample.processes), d.process.pid)

@@ -82,6 +82,7 @@ def _node(node: NodeReport, report: RunReport) -> dict[str, Any]:
         "killed": [_process(line) for line in killed],
         "spared": [_process(line) for line in node.spared],
         "survivors": [_process(line) for line in node.survivors],
+        "timeline": [vars(moment) for moment in node.timeline],
     }
     if report.command == "status":
         document["would_kill"] = [_process(line) for line in node.planned]
@@ -109,4 +110,5 @@ def _process(line: ProcessLine) -> dict[str, Any]:
         "rule": line.rule,
         "why": line.why,
         "signal": line.signal,
+        "age_s": line.age_s,
     }
