@@ -6,7 +6,7 @@ Plain frozen data, safe to share between threads and to pickle. No reading of fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 HostKeys = Literal["strict", "accept-new", "off"]
@@ -46,6 +46,19 @@ class Access:
 
     connect_timeout_s: float = 10.0
     """Limit of each stage of connecting. 10 s: a loaded node answers in 2 to 3, a dead one never."""
+
+    said: frozenset[str] = field(default=frozenset(), compare=False)
+    """Fields that fleet.yaml or the command line gives, even if it gives the default."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Fields that OpenSSH's files may not change: those given, and those unlike the default."""
+        unlike = {
+            one.name
+            for one in fields(self)
+            if one.name not in {"address", "said"} and getattr(self, one.name) != one.default
+        }
+        return self.said | unlike
 
     @property
     def ssh_command(self) -> str:

@@ -443,6 +443,7 @@ def test_each_retry_is_told_with_its_cause(
     assert ran.code == 3
     lines = ran.err.splitlines()
     assert lines
-    pattern = r"gpu01: try \d: no answer during the SSH handshake in 1 s; next in \d\.\d s"
+    why = "no answer during the SSH handshake in 1 s: connected, but sshd says nothing"
+    pattern = rf"gpu01: try \d: {why}; next in \d\.\d s"
     assert all(re.fullmatch(pattern, line) for line in lines), ran.err
     assert "no answer during the SSH handshake" in ran.out

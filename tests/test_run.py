@@ -219,7 +219,6 @@ def test_the_runs_own_processes_are_known_where_the_node_is_this_machine() -> No
         ({"hooks": Hooks(guard="exit 1")}, "guard"),
         ({"hooks": Hooks(before="drain")}, "before"),
         ({"hooks": Hooks(after="undrain")}, "after"),
-        ({"access": Access("192.0.2.1", ssh_config=("/etc/ssh/ssh_config",))}, "ssh_config"),
     ],
 )
 def test_a_setting_that_is_not_carried_out_stops_the_run_before_it_begins(

@@ -15,7 +15,7 @@ import pytest
 
 from gpufleet.errors import ConnectionLost, ScriptTimeout, Unreachable
 from gpufleet.ssh import connect
-from gpufleet.ssh.hostkeys import KnownHosts, known_hosts
+from gpufleet.ssh.knownhosts import KnownHosts, known_hosts
 from gpufleet.transport import Script, Section, node_file
 from tests.conftest import spec_of
 from tests.simfleet import NodeSettings, SimFleet, SimNode
@@ -354,6 +354,7 @@ def test_c03_known_hosts_lines_of_every_kind(tmp_path: Path) -> None:
         "a.example.com": [6],
     }
     assert store.lookup("bad.example.com") == []
-    assert store.lookup("gone")[0].revoked
+    assert store.lookup("gone")[0].marker == "revoked"
     assert [entry.line for entry in store.lookup("tabs")] == [10]
-    assert [warning.partition(": ")[0] for warning in store.warnings] == [f"{path}:8", f"{path}:9"]
+    assert [warning.partition(": ")[0] for warning in store.warnings] == [f"{path}:9"]
+    assert store.lookup("x.ca")[0].marker == "cert-authority"

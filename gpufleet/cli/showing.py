@@ -31,8 +31,11 @@ def progress(view: View, total: int) -> Progress:
     from gpufleet.run import Progress  # noqa: PLC0415
 
     watched = is_terminal(sys.stderr)
-    if view.quiet or not (watched or view.verbose):
-        return Progress()
+    ask = _passphrase if watched and is_terminal(sys.stdin) else None
+    if view.quiet:
+        return Progress(ask_secret=ask)
+    if not (watched or view.verbose):
+        return Progress(on_note=_warn, ask_secret=ask)
     done: list[str] = []
 
     def on_report(report: NodeReport) -> None:
@@ -44,7 +47,18 @@ def progress(view: View, total: int) -> Progress:
         if phase == "retry":
             note(printable(f"{host}: {detail}"))
 
-    return Progress(on_event, on_report)
+    return Progress(on_event, on_report, _warn, ask)
+
+
+def _warn(text: str) -> None:
+    note(printable(f"gpufleet: warning: {text}"))
+
+
+def _passphrase(prompt: str) -> str:
+    """Asked on the terminal itself, not echoed, whatever standard output is."""
+    import getpass  # noqa: PLC0415  # only when there is something to ask
+
+    return getpass.getpass(printable(prompt))
 
 
 def show(report: RunReport, exit_code: int, view: View) -> int:

@@ -22,7 +22,7 @@ FIELDS = {
 }
 """Keys of the file whose field carries a unit in its name; all others are called the same."""
 
-ACCESS_FIELDS = frozenset(field.name for field in dataclasses.fields(Access)) - {"address"}
+ACCESS_FIELDS = frozenset(field.name for field in dataclasses.fields(Access)) - {"address", "said"}
 POLICY_FIELDS = frozenset(field.name for field in dataclasses.fields(Policy))
 HOOK_FIELDS = frozenset(field.name for field in dataclasses.fields(Hooks))
 
@@ -75,7 +75,8 @@ def _entries(settings: Level) -> tuple[str, ...]:
 
 
 def access(merged: Mapping[str, Any], address: str) -> Access:
-    return Access(address, **{key: merged[key] for key in merged.keys() & ACCESS_FIELDS})
+    given = merged.keys() & ACCESS_FIELDS
+    return Access(address, **{key: merged[key] for key in given}, said=frozenset(given))
 
 
 def policy(merged: Mapping[str, Any]) -> Policy:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from gpufleet.errors import UsageError
 from gpufleet.look import check_node, status_node
@@ -19,6 +21,9 @@ from gpufleet.run.fanout import PARALLEL, Progress, run_nodes, untouched
 from gpufleet.run.interrupt import Connector, Interrupt
 from gpufleet.run.origin import here, new_run_id, person
 from gpufleet.transport import Transport
+
+if TYPE_CHECKING:
+    from gpufleet.ssh import Network
 
 __all__ = ["Interrupt", "Progress", "check", "new_run_id", "reset", "run_nodes", "status"]
 
@@ -43,6 +48,7 @@ def reset(
     progress = progress or Progress()
     interrupt = Interrupt()
     run_id = new_run_id()
+    network = _network(specs, interrupt, progress)
     resetting = Resetting(
         run_id, f"{person()}, since {started}", dry_run, interrupt.__bool__, here=here()
     )
@@ -53,17 +59,16 @@ def reset(
                 interrupt.touched.add(spec.name)
             progress.on_event(spec.name, phase, detail)
 
-        return reset_node(spec, Connector(spec, interrupt), resetting, on_event)
+        return reset_node(spec, Connector(spec, interrupt, network), resetting, on_event)
 
-    nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)
+    with closing(network):
+        nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)
     return RunReport(run_id, "reset", selection, started, _now(), nodes, dry_run, interrupt.signal)
 
 
 def _refuse_unsupported(specs: Sequence[NodeSpec], *, dry_run: bool) -> None:
     for spec in specs:
         named = [name for name, value in vars(spec.hooks).items() if value and not dry_run]
-        if spec.access.ssh_config:
-            named.append("ssh_config")
         if named:
             keys = ", ".join(named)
             raise UsageError(
@@ -106,17 +111,31 @@ def _look(
 ) -> RunReport:
     started = _now()
     interrupt = Interrupt()
+    progress = progress or Progress()
+    network = _network(specs, interrupt, progress)
 
     def work(spec: NodeSpec) -> NodeReport:
-        report = look(spec, Connector(spec, interrupt))
+        report = look(spec, Connector(spec, interrupt, network))
         if interrupt and report.verdict in {Verdict.UNKNOWN, Verdict.UNREACHABLE}:
             return untouched(spec)
         return report
 
-    nodes = run_nodes(specs, work, interrupt, parallel, progress or Progress(), executor)
+    with closing(network):
+        nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)
     return RunReport(
         new_run_id(), command, selection, started, _now(), nodes, interrupted_by=interrupt.signal
     )
+
+
+def _network(specs: Sequence[NodeSpec], interrupt: Interrupt, progress: Progress) -> Network:
+    """The run's connections; reads keys and configuration, and asks what must be asked, first."""
+    from gpufleet.ssh import Network  # noqa: PLC0415  # 0.1 s that `--help` needn't pay
+
+    network = Network()
+    interrupt.also_cut.append(network.cut)
+    for note in network.prepare(specs, progress.ask_secret):
+        progress.on_note(note)
+    return network
 
 
 def _now() -> str:

@@ -33,6 +33,10 @@ class Progress:
 
     on_event: Callable[[str, str, str], None] = lambda host, phase, detail: None
     on_report: Callable[[NodeReport], None] = lambda report: None
+    on_note: Callable[[str], None] = lambda note: None
+    """What concerns the whole run: an unsafe setting, an odd line in a known_hosts file."""
+    ask_secret: Callable[[str], str] | None = None
+    """Asks a person for a key's passphrase; None where nobody can be asked."""
 
 
 def run_nodes(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from gpufleet.policy import NodeSpec
 from gpufleet.transport import Answer, Beat, Script, Transport
+
+if TYPE_CHECKING:
+    from gpufleet.ssh import Network  # 0.1 s that `--help` needn't pay
 
 
 class Interrupt:
@@ -19,6 +23,8 @@ class Interrupt:
         self.signal: int | None = None
         self.touched: set[str] = set()
         """Names of nodes on which a process may have been signalled."""
+        self.also_cut: list[Callable[[], None]] = []
+        """Ends what nodes share: connections to jump hosts."""
         self._live: set[Transport] = set()
         self._lock = threading.Lock()
 
@@ -32,6 +38,8 @@ class Interrupt:
             live, self._live = self._live, set()
         for transport in live:
             transport.close()
+        for cut in self.also_cut:
+            cut()
 
     def guard(self, transport: Transport) -> Transport:
         """Cut this connection as well, should the run be stopped."""
@@ -76,14 +84,14 @@ class Interrupt:
 class Connector:
     """Opens the SSH connection of one node, known to the interrupt while it lives."""
 
-    def __init__(self, spec: NodeSpec, interrupt: Interrupt) -> None:
+    def __init__(self, spec: NodeSpec, interrupt: Interrupt, network: Network) -> None:
         self._spec = spec
         self._interrupt = interrupt
+        self._network = network
 
     def __call__(self) -> Transport:
-        from gpufleet.ssh import connect  # noqa: PLC0415  # 0.1 s that `--help` needn't pay
-
-        return self._interrupt.guard(Guarded(connect(self._spec), self._interrupt))
+        session = self._network.connect(self._spec)
+        return self._interrupt.guard(Guarded(session, self._interrupt))
 
 
 class Guarded:

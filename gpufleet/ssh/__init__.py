@@ -1,5 +1,15 @@
 """SSH: the only code that imports fabric and paramiko. Everything else sees `transport.Transport`."""
 
-from gpufleet.ssh.session import Session, connect
+from gpufleet.policy import NodeSpec
+from gpufleet.ssh.network import Network
+from gpufleet.ssh.session import Session
 
-__all__ = ["Session", "connect"]
+__all__ = ["Network", "Session", "connect"]
+
+
+def connect(spec: NodeSpec) -> Session:
+    """A session to one node with connections of its own: for a run over many, share a `Network`."""
+    network = Network()
+    session = network.connect(spec)
+    session.also_close(network)
+    return session

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import fabric
 import paramiko
 
 from gpufleet.errors import ConnectionLost, ScriptTimeout, Unreachable
-from gpufleet.policy import Access, NodeSpec
-from gpufleet.ssh.connection import open_connection
-from gpufleet.ssh.watchdog import Watchdog
+from gpufleet.policy import Access
+from gpufleet.ssh.watchdog import WATCHDOG
 from gpufleet.transport import Answer, AnswerReader, Beat, Script, new_token
 
-_watchdog = Watchdog()
 _CHUNK = 1 << 16
 
 # paramiko logs tracebacks of its threads; without a handler they would land on the screen.
@@ -23,20 +23,30 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class Session:
     """A shell on one node. `run` one script at a time; `close` may come from any thread."""
 
-    def __init__(self, access: Access, connections: tuple[fabric.Connection, ...]) -> None:
+    def __init__(
+        self,
+        access: Access,
+        connection: fabric.Connection,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._access = access
-        self._connections = connections
+        self._connection = connection
+        self._on_close = [on_close]
 
     def run(self, script: Script, *, timeout_s: float, beat: Beat | None = None) -> Answer:
         """See `Transport.run`. The script goes to standard input of `/bin/sh -s`, whatever the
         login shell is: no pattern stands in an argument list, and no rc file sees it."""
         token = new_token()
         reader = AnswerReader(token, beat)
-        client = self._connections[-1].client
-        with _watchdog.watch(timeout_s, client.close) as watch:
+        client = self._connection.client
+        with WATCHDOG.watch(timeout_s, client.close) as watch:
             try:
                 stderr, status = self._exchange(script, token, reader, timeout_s)
             except (OSError, EOFError, paramiko.SSHException) as error:
@@ -53,10 +63,16 @@ class Session:
             raise ConnectionLost("connection lost while the script ran")
         raise self._no_shell(reader.noise, stderr, status)
 
+    def also_close(self, network: Closable) -> None:
+        """What only this session needs."""
+        self._on_close.append(network.close)
+
     def close(self) -> None:
-        for connection in reversed(self._connections):
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                connection.client.close()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._connection.client.close()
+        with contextlib.suppress(IndexError):  # each once, whoever comes first
+            while True:
+                self._on_close.pop()()
 
     def _exchange(
         self, script: Script, token: str, reader: AnswerReader, timeout_s: float
@@ -96,7 +112,7 @@ class Session:
             channel.close()
 
     def _open_channel(self) -> paramiko.Channel:
-        transport: paramiko.Transport | None = self._connections[-1].transport
+        transport: paramiko.Transport | None = self._connection.transport
         if transport is None:
             raise ConnectionLost("the connection is closed")
         try:
@@ -124,15 +140,3 @@ class Session:
             f"the login shell ran no script (status {status}): {said or 'it said nothing'}",
             next_step=f"{self._access.ssh_command} /bin/sh -c true",
         )
-
-
-def connect(spec: NodeSpec) -> Session:
-    """Open a session to a node, through its jump hosts. Raises `Unreachable`."""
-    opened: list[fabric.Connection] = []
-    try:
-        for access in (*(access for _, access in spec.jump_hosts), spec.access):
-            opened.append(open_connection(access, via=opened[-1] if opened else None))
-    except BaseException:
-        Session(spec.access, tuple(opened)).close()
-        raise
-    return Session(spec.access, tuple(opened))

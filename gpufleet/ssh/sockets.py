@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import select
 import socket
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LookupTimeout
+from typing import Any
 
 from gpufleet.errors import Unreachable
 from gpufleet.policy import Access
+from gpufleet.ssh.target import Target
+
+Addresses = list[tuple[Any, Any, int, str, Any]]
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 _KEEPALIVE_S = 15
 _DEAD_AFTER_MS = 60_000
@@ -25,24 +35,20 @@ class QuickAckSocket(socket.socket):
         return super().recv(bufsize, flags)
 
 
-def open_socket(access: Access) -> socket.socket:
+def open_socket(target: Target) -> socket.socket:
     """A connected TCP socket; every address of the name is tried. Raises `Unreachable`."""
-    target = f"{access.address} port {access.port}"
-    try:
-        found = socket.getaddrinfo(access.address, access.port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
-        said = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        raise Unreachable(
-            "dns",
-            f"cannot look up {access.address}: {said}",
-            next_step=f"getent hosts {access.address}",
-            transient=isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,
-        ) from error
+    access = target.access
     last: OSError | None = None
-    for family, kind, protocol, _, where in found:
-        sock = QuickAckSocket(family, kind, protocol)
+    for family, kind, protocol, _, where in _addresses(target):
+        try:
+            sock = QuickAckSocket(family, kind, protocol)
+        except OSError as error:  # too many open files, or no IPv6 here
+            last = error
+            continue
         try:
             sock.settimeout(access.connect_timeout_s)
+            if target.bind_address:
+                sock.bind((target.bind_address, 0))
             sock.connect(where)
             _tune(sock)
         except OSError as error:
@@ -50,7 +56,61 @@ def open_socket(access: Access) -> socket.socket:
             last = error
         else:
             return sock
-    raise _not_connected(target, access, last) from last
+    raise _not_connected(access, last) from last
+
+
+def await_first_word(sock: socket.socket, access: Access) -> None:
+    """Until the server speaks (or hangs up). Raises `Unreachable` after `connect_timeout`."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    if not poll.poll(access.connect_timeout_s * 1000):
+        raise Unreachable(
+            "handshake",
+            f"no answer during the SSH handshake in {access.connect_timeout_s:g} s: connected, but "
+            "sshd says nothing",
+            next_step=f"{access.ssh_command} true",
+            transient=True,
+        )
+
+
+def _addresses(target: Target) -> Addresses:
+    """Looked up within `connect_timeout`: the resolver's own limits add up to minutes."""
+    access = target.access
+    family = _FAMILIES.get(target.family, socket.AF_UNSPEC)
+    kind = socket.SOCK_STREAM
+    with contextlib.suppress(socket.gaierror):  # a number needs no resolver, and no thread
+        numeric = socket.AI_NUMERICHOST
+        return socket.getaddrinfo(access.address, access.port, family, kind, flags=numeric)
+    answer: Future[Addresses] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(access.address, access.port, family, kind))
+        except (OSError, UnicodeError) as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True, name="lookup").start()
+    try:
+        return answer.result(access.connect_timeout_s)
+    except LookupTimeout as error:
+        said = f"the resolver gave no answer in {access.connect_timeout_s:g} s"
+        raise _not_found(access, said, transient=True) from error
+    except UnicodeError as error:
+        raise _not_found(access, "not a host name") from error
+    except socket.gaierror as error:
+        again = error.errno == socket.EAI_AGAIN
+        raise _not_found(access, error.strerror or str(error), transient=again) from error
+    except OSError as error:
+        raise _not_found(access, error.strerror or str(error)) from error
+
+
+def _not_found(access: Access, said: str, *, transient: bool = False) -> Unreachable:
+    return Unreachable(
+        "dns",
+        f"cannot look up {access.address}: {said}",
+        next_step=f"getent hosts {access.address}",
+        transient=transient,
+    )
 
 
 def _tune(sock: socket.socket) -> None:
@@ -62,7 +122,8 @@ def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
 
 
-def _not_connected(target: str, access: Access, error: OSError | None) -> Unreachable:
+def _not_connected(access: Access, error: OSError | None) -> Unreachable:
+    target = f"{access.address} port {access.port}"
     check = f"{access.ssh_command} true"
     if isinstance(error, TimeoutError):
         text = f"no answer from {target} in {access.connect_timeout_s:g} s"
@@ -70,5 +131,11 @@ def _not_connected(target: str, access: Access, error: OSError | None) -> Unreac
     if isinstance(error, ConnectionRefusedError):
         text = f"connection refused by {target}: no sshd listens there"
         return Unreachable("connect", text, next_step=check)
+    if error and error.errno in {errno.EMFILE, errno.ENFILE}:
+        text = f"cannot connect to {target}: this machine has too many open files"
+        return Unreachable("connect", text, next_step="ulimit -n 4096, or a smaller --parallel")
     said = (error.strerror or str(error)) if error else "no address"
-    return Unreachable("connect", f"cannot connect to {target}: {said}", next_step=check)
+    reset = isinstance(error, ConnectionResetError)
+    return Unreachable(
+        "connect", f"cannot connect to {target}: {said}", next_step=check, transient=reset
+    )

@@ -57,3 +57,7 @@ class Watch:
         self.expire = expire
         self.over = False
         self.expired = False
+
+
+WATCHDOG = Watchdog()
+"""One for the process: watches are many, threads few."""
