@@ -29,6 +29,14 @@ class SelectionError(GpufleetError):
     """A selection names something unknown, is empty or can't be parsed. One line."""
 
 
+class EmptySelection(SelectionError):
+    """All names are known, and nothing is left of them."""
+
+
+class HistoryError(GpufleetError):
+    """The record of runs can't be read, or doesn't have what was asked for. One line."""
+
+
 class UsageError(GpufleetError):
     """The options given can't be carried out together or as they stand. One line."""
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,10 +95,18 @@ class Ran:
 Command = Callable[..., Ran]
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's runs are recorded: never in the machine's own record."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("GPUFLEET_STATE", str(folder))
+    return folder
+
+
 @pytest.fixture
-def gpufleet(fleet: SimFleet) -> Command:
+def gpufleet(fleet: SimFleet, state: Path) -> Command:
     """The command as cron runs it: no terminal, and the simulated fleet's inventory."""
-    return command_for({"GPUFLEET_INVENTORY": str(fleet.fleet_yaml)})
+    return command_for({"GPUFLEET_INVENTORY": str(fleet.fleet_yaml), "GPUFLEET_STATE": str(state)})
 
 
 def command_for(environment: Mapping[str, str]) -> Command:

@@ -235,7 +235,7 @@ def test_special_words_are_known_with_their_at_sign_only(loaded: Fleet) -> None:
     assert str(caught.value) == 'read "failed": write @failed'
     with pytest.raises(SelectionError) as caught:
         loaded.resolve("@none", special=special)
-    assert str(caught.value) == "group @none has no hosts"
+    assert str(caught.value) == '"@none" selects no hosts'
     with pytest.raises(SelectionError) as caught:
         loaded.resolve("@failed", special={"failed": ["gpu02", "gpu17", "gpu18"]})
     assert str(caught.value) == "@failed: gpu[17-18] isn't in fleet.yaml any more"

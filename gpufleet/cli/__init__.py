@@ -16,6 +16,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gpufleet import __version__
+from gpufleet.cli.history import history
 from gpufleet.cli.hosts import hosts
 from gpufleet.cli.look import check, status
 from gpufleet.cli.reset import reset
@@ -77,5 +78,5 @@ def _options(
     return 0
 
 
-for command in (reset, status, check, hosts):
+for command in (reset, status, check, hosts, history):
     app.command()(command)

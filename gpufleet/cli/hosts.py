@@ -25,6 +25,7 @@ def hosts(
     from gpufleet.render.text import hosts_text  # noqa: PLC0415
 
     fleet, specs = selected(inventory, hosts, exclude, limit, {})
+    # No node, where @failed stands for none, is an empty table.
     groups: dict[str, list[str]] = {}
     for group, members in fleet.groups().items():
         for name in members:

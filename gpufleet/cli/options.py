@@ -23,7 +23,8 @@ Hosts = Annotated[
         "-H",
         "--hosts",
         metavar="SELECTION",
-        help="Host, group, gpu[01-16], comma list, all; also ClusterShell's ! and &, quoted",
+        help="Host, group, gpu[01-16], comma list, all, @failed (not CLEAN in the last reset), "
+        "@failed:RUN; also ClusterShell's ! and &, quoted",
     ),
 ]
 AnyHosts = Annotated[
@@ -41,7 +42,13 @@ Quiet = Annotated[
     bool, typer.Option("-q", "--quiet", help="Only nodes that failed or carry a warning")
 ]
 Verbose = Annotated[
-    int, typer.Option("-v", "--verbose", count=True, help="List killed, spared and each GPU")
+    int,
+    typer.Option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="List killed, spared and each GPU; -vv: every event and SSH's own log on stderr",
+    ),
 ]
 Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes at once")]
 Timeout = Annotated[
@@ -49,3 +56,26 @@ Timeout = Annotated[
     typer.Option("--timeout", metavar="DURATION", help="Per node, from its own start, like 300s"),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours (or set NO_COLOR)")]
+LogFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file", metavar="FILE", help="Append every event, one JSON line each (mode 0600)"
+    ),
+]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE",
+        help="Prometheus metrics of the result, for node_exporter's textfile collector",
+    ),
+]
+KeepHistory = Annotated[
+    str,
+    typer.Option(
+        "--keep-history",
+        metavar="DAYS",
+        envvar="GPUFLEET_KEEP_HISTORY",
+        help="Delete records of older runs, like 90d; 0: keep all",
+    ),
+]

@@ -6,18 +6,23 @@ from typing import Annotated
 
 import typer
 
+from gpufleet.cli.failed import nothing_failed
 from gpufleet.cli.options import (
     Exclude,
     Hosts,
     Inventory,
     Json,
+    KeepHistory,
     Limit,
+    LogFile,
+    MetricsFile,
     NoColor,
     Parallel,
     Quiet,
     Timeout,
     Verbose,
 )
+from gpufleet.cli.recording import DAYS, Traces, recording
 from gpufleet.cli.selecting import confirm, selected
 from gpufleet.cli.showing import View, progress, show
 
@@ -70,6 +75,9 @@ def reset(
     allow_skipped: Annotated[
         bool, typer.Option("--allow-skipped", help="Exit 0 although nodes were skipped")
     ] = False,
+    metrics_file: MetricsFile = None,
+    log_file: LogFile = None,
+    keep_history: KeepHistory = f"{DAYS}d",
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -86,17 +94,29 @@ def reset(
         "protect": protect,
         "timeout": timeout,
     }
-    fleet, specs = selected(inventory, hosts, exclude, limit, settings)
+    view = View(json, quiet, verbose, no_color)
+    traces = Traces(log_file, metrics_file, keep_history, verbose)
+    traces.keep_days  # noqa: B018  # refused now, not after the question
+    fleet, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
+    if not specs:
+        return nothing_failed("reset", hosts, view)
     if not dry_run:
         confirm(fleet, specs, hosts, yes)
     from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
 
-    view = View(json, quiet, verbose, no_color)
-    report = run.reset(
-        specs,
-        selection=hosts,
-        dry_run=dry_run,
-        parallel=parallel,
-        progress=progress(view, len(specs)),
-    )
-    return show(report, report.exit_code(allow_skipped=allow_skipped), view)
+    watching = progress(view, len(specs))
+    given = {**settings, "exclude": exclude, "limit": limit, "parallel": parallel}
+    with recording(
+        traces, fleet, specs, watching, selection=hosts, settings=given, dry_run=dry_run
+    ) as record:
+        report = run.reset(
+            specs,
+            selection=hosts,
+            dry_run=dry_run,
+            parallel=parallel,
+            progress=record.progress,
+            run_id=record.run_id,
+        )
+        exit_code = report.exit_code(allow_skipped=allow_skipped)
+        record.finish(report, exit_code)
+        return show(report, exit_code, view)

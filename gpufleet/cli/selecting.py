@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpufleet.cli.streams import is_terminal
-from gpufleet.errors import UsageError
+from gpufleet.errors import EmptySelection, UsageError
 
 if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
@@ -21,13 +21,31 @@ def selected(
     exclude: list[str] | None,
     limit: str | None,
     settings: Mapping[str, str | list[str] | None],
+    *,
+    quiet: bool = False,
 ) -> tuple[Fleet, list[NodeSpec]]:
-    """The fleet and the selected nodes, with the command line's settings over those of the file."""
+    """The fleet and the selected nodes, with the command line's settings over those of the file.
+
+    No node is an error, unless it is `@failed` that there are none of.
+    """
+    from gpufleet.cli.failed import WORD, failed_words, may_be_empty  # noqa: PLC0415
     from gpufleet.inventory import find_inventory, load_fleet, parse_settings  # noqa: PLC0415
 
     overrides = parse_settings(settings)
     fleet = load_fleet(find_inventory(inventory))
-    return fleet, fleet.select(hosts, exclude=exclude or (), limit=limit, overrides=overrides)
+    texts = [hosts, *(exclude or ()), *([] if limit is None else [limit])]
+    special: Mapping[str, Sequence[str]] = {}
+    if any(WORD in text for text in texts):
+        special = failed_words(fleet, texts, quiet=quiet)
+    try:
+        specs = fleet.select(
+            hosts, exclude=exclude or (), limit=limit, special=special, overrides=overrides
+        )
+    except EmptySelection:
+        if not (special and may_be_empty(hosts, limit)):
+            raise
+        specs = []
+    return fleet, specs
 
 
 def confirm(fleet: Fleet, specs: Sequence[NodeSpec], hosts: str, yes: bool) -> None:

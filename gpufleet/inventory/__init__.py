@@ -8,6 +8,7 @@ from gpufleet.inventory.fleet import Fleet
 from gpufleet.inventory.loading import load_fleet
 from gpufleet.inventory.options import parse_duration, parse_settings
 from gpufleet.inventory.ranges import fold
+from gpufleet.inventory.selection import words
 from gpufleet.inventory.source import find_inventory
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "load_fleet",
     "parse_duration",
     "parse_settings",
+    "words",
 ]

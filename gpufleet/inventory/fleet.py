@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.errors import SelectionError
+from gpufleet.errors import EmptySelection, SelectionError
 from gpufleet.inventory import ranges
 from gpufleet.inventory.problems import show, suggest
 from gpufleet.inventory.selection import Vocabulary, evaluate, words
@@ -74,8 +74,9 @@ class Fleet:
         """The hosts selected, each once, naturally sorted (gpu2 before gpu10).
 
         `exclude` are selections taken away, `limit` one to intersect with. `special` are words
-        for `@word`, such as {"failed": [...]}; their hosts have to exist in the fleet. Raises
-        SelectionError for unknown names, bad syntax and an empty result.
+        for `@word`, such as {"failed": [...]}; their hosts have to exist in the fleet, and there
+        may be none. Raises SelectionError for unknown names and bad syntax, EmptySelection, which
+        is one as well, for an empty result.
         """
         vocabulary = self._vocabulary(special or {})
         chosen = evaluate(selection, vocabulary)
@@ -87,7 +88,7 @@ class Fleet:
             options = [*(f"--exclude {excluded}" for excluded in exclude)]
             options += [] if limit is None else [f"--limit {limit}"]
             after = f" with {' '.join(options)}" if options else ""
-            raise SelectionError(f"{show(selection)}{after} selects no hosts")
+            raise EmptySelection(f"{show(selection)}{after} selects no hosts")
         return _sorted(chosen)
 
     def select(

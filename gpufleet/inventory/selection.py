@@ -30,7 +30,7 @@ class Vocabulary:
         special: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         """`members` gives a group's hosts, None for what is no group. `special` are words such as
-        `failed`, only known with their @."""
+        `failed`, only known with their @; they may stand for nothing."""
         self.hosts = frozenset(hosts)
         self._members = members
         self._groups = list(groups)
@@ -45,7 +45,7 @@ class Vocabulary:
         if bare == "all":
             return self.hosts
         if prefix and bare in self._special:
-            return self._filled(word, self._special[bare], may_be_empty=may_be_empty)
+            return self._special[bare]
         try:
             names = expand(bare)
         except ValueError as error:

@@ -25,21 +25,23 @@ VERDICTS = {"reset": RESET_VERDICTS, "status": STATUS_VERDICTS, "check": CHECK_V
 
 def run_document(report: RunReport, exit_code: int) -> str:
     """The whole run. ASCII only, so that what a node said can't disturb a terminal or a mail."""
-    return json.dumps(
-        {
-            "schema": SCHEMA,
-            "run_id": report.run_id,
-            "command": report.command,
-            "dry_run": report.dry_run,
-            "selection": report.selection,
-            "started": report.started,
-            "finished": report.finished,
-            "summary": {v.value: report.count(v) for v in VERDICTS[report.command]},
-            "exit_code": exit_code,
-            "nodes": [_node(node, report) for node in report.nodes],
-        },
-        indent=1,
-    )
+    nodes = [node_document(node, report.command, dry_run=report.dry_run) for node in report.nodes]
+    return json.dumps({**run_header(report, exit_code), "nodes": nodes}, indent=1)
+
+
+def run_header(report: RunReport, exit_code: int | None) -> dict[str, Any]:
+    """The run without its nodes. Before its end `finished` and `exit_code` are null."""
+    return {
+        "schema": SCHEMA,
+        "run_id": report.run_id,
+        "command": report.command,
+        "dry_run": report.dry_run,
+        "selection": report.selection,
+        "started": report.started,
+        "finished": report.finished or None,
+        "summary": {v.value: report.count(v) for v in VERDICTS[report.command]},
+        "exit_code": exit_code,
+    }
 
 
 def hosts_document(specs: Sequence[NodeSpec], selection: str, groups: dict[str, list[str]]) -> str:
@@ -65,9 +67,11 @@ def hosts_document(specs: Sequence[NodeSpec], selection: str, groups: dict[str, 
     )
 
 
-def _node(node: NodeReport, report: RunReport) -> dict[str, Any]:
+def node_document(
+    node: NodeReport, command: str = "reset", *, dry_run: bool = False
+) -> dict[str, Any]:
     """In a dry run `killed` is what would be killed, without a signal."""
-    killed = node.planned if report.dry_run else node.killed
+    killed = node.planned if dry_run else node.killed
     document: dict[str, Any] = {
         "host": node.host,
         "address": node.address,
@@ -84,7 +88,7 @@ def _node(node: NodeReport, report: RunReport) -> dict[str, Any]:
         "survivors": [_process(line) for line in node.survivors],
         "timeline": [vars(moment) for moment in node.timeline],
     }
-    if report.command == "status":
+    if command == "status":
         document["would_kill"] = [_process(line) for line in node.planned]
     return document
 

@@ -36,8 +36,12 @@ def reset(
     parallel: int = PARALLEL,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    run_id: str | None = None,
 ) -> RunReport:
     """Bring every node to a proven clean slate. `dry_run`: look and plan, send no signal.
+
+    Nothing is recorded here: that is the command line's business, which hands in the `run_id`
+    under which it does (see `new_run_id`) and listens through `progress`.
 
     The caller's process gets INT, TERM and HUP handled while this runs (in its main thread only).
     Raises `UsageError`, and touches nothing, when a node has settings that this version doesn't
@@ -47,7 +51,7 @@ def reset(
     started = _now()
     progress = progress or Progress()
     interrupt = Interrupt()
-    run_id = new_run_id()
+    run_id = run_id or new_run_id()
     network = _network(specs, interrupt, progress)
     resetting = Resetting(
         run_id, f"{person()}, since {started}", dry_run, interrupt.__bool__, here=here()
@@ -83,9 +87,10 @@ def status(
     parallel: int = PARALLEL,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    run_id: str | None = None,
 ) -> RunReport:
     """One look at every node; changes nothing."""
-    return _look("status", status_node, specs, selection, parallel, progress, executor)
+    return _look("status", status_node, specs, selection, parallel, progress, executor, run_id)
 
 
 def check(
@@ -95,9 +100,10 @@ def check(
     parallel: int = PARALLEL,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    run_id: str | None = None,
 ) -> RunReport:
     """Would a reset work? Login, privilege, tools and GPU count of every node; changes nothing."""
-    return _look("check", check_node, specs, selection, parallel, progress, executor)
+    return _look("check", check_node, specs, selection, parallel, progress, executor, run_id)
 
 
 def _look(
@@ -108,8 +114,10 @@ def _look(
     parallel: int,
     progress: Progress | None,
     executor: Executor | None,
+    run_id: str | None,
 ) -> RunReport:
     started = _now()
+    run_id = run_id or new_run_id()
     interrupt = Interrupt()
     progress = progress or Progress()
     network = _network(specs, interrupt, progress)
@@ -123,7 +131,7 @@ def _look(
     with closing(network):
         nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)
     return RunReport(
-        new_run_id(), command, selection, started, _now(), nodes, interrupted_by=interrupt.signal
+        run_id, command, selection, started, _now(), nodes, interrupted_by=interrupt.signal
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import secrets
 import socket
 from datetime import datetime, timezone
@@ -44,14 +44,22 @@ def _link(path: str) -> str:
 
 
 def person() -> str:
-    """Who runs this, from where: `alice (as root)@ops1 pid 4711`. The person behind sudo counts."""
+    """Who runs this, from where: `alice (as root)@ops1 pid 4711`."""
+    return f"{login()}@{control_host()} pid {os.getpid()}"
+
+
+def login() -> str:
+    """`alice (as root)`: the person behind sudo counts. The user id, not $LOGNAME, says the rest."""
     try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         user = f"uid {os.getuid()}"
     sudo = os.environ.get("SUDO_USER")
-    who = f"{sudo} (as {user})" if sudo and sudo != user else user
-    return f"{who}@{socket.gethostname()} pid {os.getpid()}"
+    return f"{sudo} (as {user})" if sudo and sudo != user else user
+
+
+def control_host() -> str:
+    return socket.gethostname()
 
 
 def new_run_id() -> str:
