@@ -16,6 +16,7 @@ need fuser psmisc
 need ps procps
 need unshare util-linux
 need perl perl-base
+need cron cron
 need shellcheck shellcheck
 need "$python" python3
 # Debian splits the module that makes virtual environments off.

@@ -13,7 +13,7 @@ from gpufleet.cli.streams import note, write
 def history(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's id, the beginning of one, or last"),
+        typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or last"),
     ] = None,
     last: Annotated[
         int, typer.Option("-n", "--last", metavar="N", min=1, help="So many runs at most")
