@@ -126,6 +126,33 @@ def test_a_disk_that_fills_up_under_way_is_told_once(tmp_path: Path) -> None:
     assert in_file(tmp_path)["n1"][0] == "NOT STARTED"
 
 
+def test_a_lock_that_passes_only_delays_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end(recorder(tmp_path, []), "r0")  # not begun: closed all the same
+    first = recorder(tmp_path, [], "r1")
+    first.begin(SPECS)
+    end(first, "r1")
+    monkeypatch.setattr("gpufleet.history.recorder.WAIT_S", 0.2)
+    monkeypatch.setattr("gpufleet.history.database.BUSY_S", 0.05)
+    holder = sqlite3.connect(tmp_path / "history.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    warnings: list[str] = []
+    record = recorder(tmp_path, warnings, "r2")
+
+    record.begin(SPECS)
+    record.on_event("n1", "kill", "")
+    [warning] = warnings
+    assert "slow or locked by another run" in warning
+    holder.close()
+    monkeypatch.setattr("gpufleet.history.recorder.WAIT_S", 30.0)
+    end(record, "r2", *(NodeReport(spec.name, "", Verdict.CLEAN) for spec in SPECS))
+
+    assert len(warnings) == 1
+    entry = find_run("r2", files=[tmp_path / "history.db"])
+    assert (entry.state, entry.counts["CLEAN"]) == ("finished", 3)
+
+
 def test_many_runs_at_once_each_have_all_their_rows(tmp_path: Path) -> None:
     warnings: list[str] = []
 

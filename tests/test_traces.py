@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,14 @@ def metrics(path: Path) -> dict[tuple[str, ...], float]:
 SECRET = ProcessLine(7, "ml", "", "python3 x.py", "workload", "why", "KILL")
 
 
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("strict_umask")
 def test_metrics_say_how_each_node_ended(tmp_path: Path) -> None:
     path = tmp_path / "gpufleet.prom"
     gpus = (Gpu(0, "GPU-a", 500, 0), Gpu(1, "GPU-b", 500, None, "[N/A]"), Gpu(2, "", 1, 3))
