@@ -8,6 +8,7 @@ Labels are hosts, GPU indexes and verdicts, never anything that a node said.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -44,6 +45,10 @@ def write_metrics(
     path: Path, report: RunReport, exit_code: int, *, known_hosts: frozenset[str]
 ) -> None:
     """Replace the file at once, readable for all. OSError when it can't be written."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        # Often root writes here: /dev/stdout and /dev/null aren't to be replaced by a file.
+        raise OSError(errno.EINVAL, "not a regular file")
     finished = datetime.fromisoformat(report.finished.replace("Z", "+00:00")).timestamp()
     started = datetime.fromisoformat(report.started.replace("Z", "+00:00")).timestamp()
     with _alone(path.absolute().parent):

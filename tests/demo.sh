@@ -37,11 +37,13 @@ until [ -s "$folder/ready" ]; do
   sleep 0.1
 done
 GPUFLEET_INVENTORY=$(cat "$folder/ready")
-export GPUFLEET_INVENTORY
+GPUFLEET_STATE=$folder/state
+export GPUFLEET_INVENTORY GPUFLEET_STATE
 
 show hosts --hosts inference-pool
 show status --hosts inference-pool
 show reset --hosts gpu01 --dry-run
 show reset --hosts inference-pool --yes
 show status --hosts inference-pool
+show history
 printf '\nStopping the simulated nodes.\n'

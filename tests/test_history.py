@@ -117,7 +117,29 @@ def test_a_failed_node_that_left_the_inventory_is_told(
     ran = gpufleet("hosts", "--hosts", "@failed", "-i", str(smaller), "--json")
 
     assert [host["host"] for host in ran.json["hosts"]] == ["gpu02"]
-    assert f"@failed: gpu01 failed and isn't in {smaller} any more" in ran.err
+    assert f"@failed: left out: gpu01 failed and isn't in {smaller} any more" in ran.err
+
+
+def test_another_machine_of_the_same_name_is_not_the_one_that_failed(
+    fleet: SimFleet, gpufleet: Command, tmp_path: Path
+) -> None:
+    """Two fleets, one record: the second inventory's gpu01 is another node."""
+    fleet["gpu01"].fault("missing7", "")
+    gpufleet("reset", "--hosts", "gpu01")
+    procs = fleet["gpu04"].start(SGLANG)
+    other = tmp_path / "fleet.yaml"
+    addresses = (fleet["gpu01"].address, fleet["gpu04"].address)
+    text = fleet.fleet_yaml.read_text().replace(*addresses)
+    other.write_text(text.replace(f"gpu04: {addresses[1]}", f"gpu04: {addresses[0]}"))
+
+    ran = gpufleet("reset", "--hosts", "@failed", "-i", str(other))
+
+    assert (ran.code, ran.out) == (2, "")
+    then, now = addresses
+    assert ran.err.splitlines()[-1] == (
+        f"gpufleet: @failed: gpu01 failed as {then}, and is {now} in {other}: select it by name"
+    )
+    assert all(fleet["gpu04"].alive(proc) for proc in procs)
 
 
 def test_e10_the_record_names_the_person_and_all_that_was_killed(
@@ -176,6 +198,7 @@ def test_a_run_killed_in_mid_act_leaves_the_truth_behind(
     await_act(node)
     [running] = gpufleet("history", "--json").json["runs"]
     assert running["state"] == "running"
+    assert "still going on: nodes without a result" in gpufleet("history", "last").out
     assert gpufleet("hosts", "--hosts", "@failed").code == 2
 
     process.kill()

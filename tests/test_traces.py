@@ -6,11 +6,14 @@ import json
 import logging
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.cli.logfile import LineFile, logging_to
@@ -201,6 +204,36 @@ def test_a_file_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
     write_metrics(path, report(NodeReport("gpu01", "", Verdict.CLEAN)), 0, known_hosts=ALL)
 
     assert metrics(path)["node_verdict", "gpu01", "CLEAN"] == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_never_replaced_by_one(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    else:
+        path.mkdir()
+
+    with pytest.raises(OSError, match="not a regular file"):
+        write_metrics(path, report(NodeReport("gpu01", "", Verdict.CLEAN)), 0, known_hosts=ALL)
+
+    assert not path.is_file()
+    assert Path("/dev/null").is_char_device()
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_whatever_stood_in_the_file_before_costs_nothing(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "gpufleet.prom"
+        for before in (text, f'gpufleet_node_verdict{{host="gpu01",{text}"}} 1\n'):
+            path.write_bytes(before.encode("utf-8", "surrogateescape"))
+
+            write_metrics(path, report(NodeReport("gpu02", "", Verdict.CLEAN)), 0, known_hosts=ALL)
+
+            assert 'host="gpu02",verdict="CLEAN"} 1.0' in path.read_text()
 
 
 def test_a_failed_write_leaves_the_old_metrics_and_nothing_else(

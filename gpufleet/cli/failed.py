@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gpufleet.cli.streams import note, write
@@ -27,27 +27,36 @@ def failed_words(fleet: Fleet, texts: Iterable[str], *, quiet: bool) -> dict[str
     from gpufleet.inventory import fold, words  # noqa: PLC0415
 
     asked = {word for text in texts for _, word in words(text) if _is_ours(word)}
-    known = set(fleet.names())
     found: dict[str, tuple[str, ...]] = {}
     for word in sorted(asked):
         what = failed(word.partition(":")[2] if ":" in word else None)
-        there = tuple(host for host in what.hosts if host in known)
-        gone = [host for host in what.hosts if host not in known]
         if not quiet:
             for newer in what.running:
                 note(f"{word}: run {newer.run_id} of {newer.person} still goes on, not looked at")
             note(_told(word, what, fold(what.hosts) if what.hosts else ""))
-        if gone:
-            told = f"{word}: {fold(gone)} failed and isn't in {fleet.path} any more"
+        problems = dict(_not_the_same(what, fleet))
+        there = tuple(host for host in what.hosts if host not in problems)
+        for problem in problems.values():
             if not there:
-                raise SelectionError(told)
-            note(printable(told))
+                raise SelectionError(f"{word}: {problem}")
+            note(printable(f"{word}: left out: {problem}"))
         found[word.removeprefix("@")] = there
     return found
 
 
 def _is_ours(word: str) -> bool:
     return word == WORD or word.startswith(f"{WORD}:")
+
+
+def _not_the_same(what: Failed, fleet: Fleet) -> Iterator[tuple[str, str]]:
+    """Hosts that the inventory has no more, or under whose name it has another machine."""
+    known = set(fleet.names())
+    for host in what.hosts:
+        then = what.addresses[host]
+        if host not in known:
+            yield host, f"{host} failed and isn't in {fleet.path} any more"
+        elif (now := fleet.spec(host).access.address) != then:
+            yield host, f"{host} failed as {then}, and is {now} in {fleet.path}: select it by name"
 
 
 def _told(word: str, what: Failed, hosts: str) -> str:

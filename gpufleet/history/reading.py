@@ -70,6 +70,8 @@ class Failed:
 
     run: Entry
     hosts: tuple[str, ...]
+    addresses: dict[str, str]
+    """Of each host, then: another inventory may call another machine so."""
     running: tuple[Entry, ...] = ()
 
 
@@ -137,14 +139,12 @@ def failed(name: str | None = None, *, files: Sequence[Path] | None = None) -> F
         if ended.state == "running":
             raise HistoryError(f"@failed:{printable(name)}: run {ended.run_id} is still going on")
     with _opened(ended.file) as database:
-        hosts = tuple(
-            row["host"]
-            for row in database.execute(
-                "SELECT host FROM nodes WHERE run_id = ? AND verdict != ? ORDER BY position",
-                (ended.run_id, Verdict.CLEAN.value),
-            )
+        rows = database.execute(
+            "SELECT host, address FROM nodes WHERE run_id = ? AND verdict != ? ORDER BY position",
+            (ended.run_id, Verdict.CLEAN.value),
         )
-    return Failed(ended, hosts, tuple(passed))
+        addresses = {row["host"]: row["address"] for row in rows}
+    return Failed(ended, tuple(addresses), addresses, tuple(passed))
 
 
 @contextlib.contextmanager

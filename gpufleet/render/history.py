@@ -60,6 +60,8 @@ def run_record_text(document: Mapping[str, Any], run: Facts) -> str:
     if run["settings"]:
         told = ", ".join(f"{key}: {_plain(value)}" for key, value in run["settings"].items())
         lines.append(f"settings   {told}")
+    if run["state"] == "running":
+        lines.append("still going on: nodes without a result stand as if it ended now")
     head = "".join(printable(line) + "\n" for line in lines)
     return f"{head}\n{run_text(_report(document), verbose=1)}"
 
