@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.cli.logfile import LineFile, logging_to
+from gpufleet.cli.logfile import LineFile, logged, logging_to
 from gpufleet.metrics import write_metrics
 from gpufleet.model import Gpu, NodeReport, ProcessLine, RunReport, Verdict
+from gpufleet.run import Progress
 from tests.conftest import Command
 from tests.simfleet import SGLANG, SimFleet, SimNode
 
@@ -105,6 +106,19 @@ def test_a_log_is_appended_to_and_its_handlers_are_taken_off_again(attached: Pat
 
     assert [line["run_id"] for line in lines_of(attached)] == ["r1", "r2"]
     assert [(list(logger.handlers), logger.level) for logger in loggers] == before
+
+
+def test_the_log_hears_notes_and_keeps_all_else_that_a_run_needs(attached: Path) -> None:
+    notes: list[str] = []
+    screen = Progress(on_note=notes.append, ask_secret=lambda prompt: "x")
+
+    with logging_to(attached, "r1", 0):
+        listening = logged(screen)
+        listening.on_note("host keys are not checked")
+
+    assert notes == ["host keys are not checked"]
+    assert [(line["event"], line["level"]) for line in lines_of(attached)] == [("note", "WARNING")]
+    assert listening.ask_secret is screen.ask_secret
 
 
 def test_a_pipe_that_nobody_reads_does_not_hold_up_a_run(

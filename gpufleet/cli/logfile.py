@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,8 @@ class PlainLines(logging.Handler):
     """The same on stderr: `02:00:00.123 gpu01 kill: attempt 1: 8 processes`."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "event", "") in {"retry", "note"}:  # told by the screen already
+            return
         line = fields(record, "")
         where = " ".join(str(part) for part in (line["host"], line["event"]) if part)
         note(f"{str(line['time'])[11:23]} {where or record.name}: {line['message']}")
@@ -125,7 +128,6 @@ def logging_to(path: Path | None, run_id: str, verbose: int) -> Iterator[None]:
 
 def logged(progress: Progress) -> Progress:
     """`progress`, with every event written to the log as well."""
-    from gpufleet.run import Progress  # noqa: PLC0415  # only real work pays for these imports
 
     def on_event(host: str, phase: str, detail: str) -> None:
         log.info("%s", detail, extra={"host": host, "event": phase})
@@ -145,4 +147,8 @@ def logged(progress: Progress) -> Progress:
         log.info("%s", report.reason or report.verdict.value, extra=extra)
         progress.on_report(report)
 
-    return Progress(on_event, on_report)
+    def on_note(text: str) -> None:
+        log.warning("%s", text, extra={"event": "note"})
+        progress.on_note(text)
+
+    return replace(progress, on_event=on_event, on_report=on_report, on_note=on_note)

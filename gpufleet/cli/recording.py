@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def recording(
     dry_run: bool,
 ) -> Iterator[Recording]:
     """All traces of one reset. A dry run leaves lines in the log and nothing else."""
-    from gpufleet.run import Progress, new_run_id  # noqa: PLC0415  # only real work pays for it
+    from gpufleet.run import new_run_id  # noqa: PLC0415  # only real work pays for it
 
     run_id = new_run_id()
     recorder = None
@@ -99,7 +99,8 @@ def recording(
         if recorder is not None:
             recorder.begin(specs)
         try:
-            yield Recording(run_id, Progress(on_event, on_report), recorder, on_end)
+            listening = replace(inner, on_event=on_event, on_report=on_report)
+            yield Recording(run_id, listening, recorder, on_end)
         except GpufleetError:  # refused before anything was done
             if recorder is not None:
                 recorder.discard()
