@@ -134,14 +134,31 @@ class Policy:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Shell commands of one node, run there as root. Empty: none."""
+    """Shell commands of one node's owner, run there as root, each with a limit. Empty: none."""
 
     guard: str = ""
     """Asks whether this node may be reset: 0 go on, 1 SKIPPED, anything else UNKNOWN."""
+    guard_timeout_s: float = 30.0
+    """30 s: a question; what takes longer, as a scheduler that doesn't answer, is no answer."""
+
     before: str = ""
-    """Run before the reset."""
+    """Run before the first kill, if there is anything to do. `local:` in front: on this machine."""
+    before_timeout_s: float = 60.0
+    """60 s: to drain a node or stop a service. It doesn't count against the node's `timeout`."""
+
     after: str = ""
-    """Run after it."""
+    """Run in the end, whatever came of it. `local:` in front: on this machine."""
+    after_timeout_s: float = 60.0
+
+    @property
+    def longest_s(self) -> float:
+        """What the hooks that there are may take together, with their ends by KILL."""
+        given = (
+            (self.guard, self.guard_timeout_s),
+            (self.before, self.before_timeout_s),
+            (self.after, self.after_timeout_s),
+        )
+        return sum(limit_s + 10 for command, limit_s in given if command)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class Script:
     silence_s: float = 60.0
     """A script that says nothing for so long isn't there any more: it sends a heartbeat each second
     while it waits, and no single tool may take half of this."""
+    shielded: bool = False
+    """An interrupt of the run doesn't cut this one off."""
 
     def text(self, token: str) -> str:
         """The whole script for `/bin/sh -s`; `token` marks the answer and must be unguessable."""

@@ -7,17 +7,15 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from gpufleet.errors import UsageError
 from gpufleet.model import NodeReport, RunReport, Verdict
 from gpufleet.observation import Observation, parse_observation
-from gpufleet.policy import Access, Hooks, NodeSpec, Policy
+from gpufleet.policy import Access, NodeSpec, Policy
 from gpufleet.reset import Resetting
-from gpufleet.run import Interrupt, Progress, new_run_id, reset, run_nodes
+from gpufleet.run import Interrupt, Progress, new_run_id, run_nodes
 from gpufleet.run.origin import here
 from gpufleet.transport import Answer, Script, Section
 
@@ -211,23 +209,6 @@ def test_the_runs_own_processes_are_known_where_the_node_is_this_machine() -> No
     assert own.own_pids(observation) == mine.pids
     assert own.own_pids(observed(boot="another", namespace=mine.pid_namespace)) == frozenset()
     assert own.own_pids(observed(boot=mine.boot_id, namespace="pid:[1]")) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"hooks": Hooks(guard="exit 1")}, "guard"),
-        ({"hooks": Hooks(before="drain")}, "before"),
-        ({"hooks": Hooks(after="undrain")}, "after"),
-    ],
-)
-def test_a_setting_that_is_not_carried_out_stops_the_run_before_it_begins(
-    settings: dict[str, Any], key: str
-) -> None:
-    spec = replace(specs(1)[0], **settings)
-
-    with pytest.raises(UsageError, match=f"n1: this version does not carry out: {key}; nothing"):
-        reset([spec])
 
 
 def observed(boot: str, namespace: str) -> Observation:

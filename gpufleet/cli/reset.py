@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from gpufleet.cli.asking import confirm
 from gpufleet.cli.failed import nothing_failed
 from gpufleet.cli.options import (
     Exclude,
@@ -23,7 +25,7 @@ from gpufleet.cli.options import (
     Verbose,
 )
 from gpufleet.cli.recording import DAYS, Traces, recording
-from gpufleet.cli.selecting import confirm, selected
+from gpufleet.cli.selecting import selected
 from gpufleet.cli.showing import View, progress, show
 
 
@@ -72,6 +74,26 @@ def reset(
     ] = None,
     timeout: Timeout = None,
     parallel: Parallel = 64,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch", metavar="N|P%", help="So many nodes at once, the next when they are done"
+        ),
+    ] = None,
+    max_failures: Annotated[
+        str | None,
+        typer.Option(
+            "--max-failures",
+            metavar="N|P%",
+            help="Start nothing more after more failures than this; 0: after the first",
+        ),
+    ] = None,
+    canary: Annotated[
+        int,
+        typer.Option(
+            "--canary", metavar="N", help="So many first; the others only if these are CLEAN"
+        ),
+    ] = 0,
     allow_skipped: Annotated[
         bool, typer.Option("--allow-skipped", help="Exit 0 although nodes were skipped")
     ] = False,
@@ -100,12 +122,23 @@ def reset(
     fleet, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
     if not specs:
         return nothing_failed("reset", hosts, view)
-    if not dry_run:
-        confirm(fleet, specs, hosts, yes)
     from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
+    from gpufleet.run.rolling import parse_rolling  # noqa: PLC0415
 
+    parse_rolling(batch, max_failures, canary)  # before anybody is asked
     watching = progress(view, len(specs))
-    given = {**settings, "exclude": exclude, "limit": limit, "parallel": parallel}
+    shown = None if dry_run else confirm(fleet, specs, hosts, yes, parallel, watching)
+    if shown is not None:  # its notes were told at the first look
+        watching = replace(watching, on_note=lambda note: None)
+    given = {
+        **settings,
+        "exclude": exclude,
+        "limit": limit,
+        "parallel": parallel,
+        "batch": batch,
+        "max_failures": max_failures,
+        "canary": canary or None,
+    }
     with recording(
         traces, fleet, specs, watching, selection=hosts, settings=given, dry_run=dry_run
     ) as record:
@@ -116,6 +149,10 @@ def reset(
             parallel=parallel,
             progress=record.progress,
             run_id=record.run_id,
+            batch=batch,
+            max_failures=max_failures,
+            canary=canary,
+            shown=shown,
         )
         exit_code = report.exit_code(allow_skipped=allow_skipped)
         record.finish(report, exit_code)

@@ -1,14 +1,12 @@
-"""Which nodes a command line means, and the question before they are reset."""
+"""Which nodes a command line means."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpufleet.cli.streams import is_terminal
-from gpufleet.errors import EmptySelection, UsageError
+from gpufleet.errors import EmptySelection
 
 if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
@@ -46,21 +44,3 @@ def selected(
             raise
         specs = []
     return fleet, specs
-
-
-def confirm(fleet: Fleet, specs: Sequence[NodeSpec], hosts: str, yes: bool) -> None:
-    """Ask once on a terminal. Without one nothing is asked, and only `all` needs a word more."""
-    if yes:
-        return
-    from gpufleet.inventory import fold  # noqa: PLC0415  # as above
-
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        if fleet.mentions_all(hosts):
-            raise UsageError("--hosts all without a terminal needs --yes")
-        return
-    names = fold([spec.name for spec in specs])
-    print(f"Reset {len(specs)} nodes of {fleet.path}: {names}", file=sys.stderr)
-    print("Every workload process on them is killed. Go on? [y/N] ", end="", file=sys.stderr)
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise UsageError("not confirmed, nothing was done")

@@ -87,9 +87,12 @@ class NodeSchema(Route):
     settle: _Duration = None
     attempts: Annotated[int | None, BeforeValidator(values.attempts)] = None
     tolerance: Annotated[int | None, BeforeValidator(values.tolerance)] = None
-    guard: _Command = None
+    guard: Annotated[str | None, BeforeValidator(values.guard)] = None
+    guard_timeout: _Limit = None
     before: _Command = None
+    before_timeout: _Limit = None
     after: _Command = None
+    after_timeout: _Limit = None
 
 
 class HostSchema(NodeSchema):

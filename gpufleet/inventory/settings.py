@@ -19,6 +19,9 @@ FIELDS = {
     "grace": "grace_s",
     "settle": "settle_s",
     "tolerance": "tolerance_mib",
+    "guard_timeout": "guard_timeout_s",
+    "before_timeout": "before_timeout_s",
+    "after_timeout": "after_timeout_s",
 }
 """Keys of the file whose field carries a unit in its name; all others are called the same."""
 

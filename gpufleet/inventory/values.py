@@ -152,7 +152,18 @@ def command(value: object) -> str:
     """A shell command, or '' for none (where a group's is to be switched off)."""
     if value == "":
         return ""
-    return text(value)
+    read = text(value)
+    if not read.strip().removeprefix("local:").strip():
+        raise ValueError("write a command after local:")
+    return read
+
+
+def guard(value: object) -> str:
+    """A command like the others, but always the node's own answer."""
+    read = command(value)
+    if read.lstrip().startswith("local:"):
+        raise ValueError("a guard runs on the node; local: is for before and after")
+    return read
 
 
 def path(value: object, folder: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpufleet.observation import HEALTH_FIELDS, Owner
 from gpufleet.policy import Policy
@@ -56,8 +56,25 @@ def act_script(
         "GF_UNKILLABLE_CS": _hundredths(limits.unkillable_s),
         "GF_FROZEN_CS": _hundredths(limits.frozen_s),
     }
-    files = ("frame.sh", "observe.sh", "act.sh")
+    files = ("frame.sh", "observe.sh", "lock.sh", "act.sh")
     return Script("act", files, variables, _silence_s(policy))
+
+
+def hook_script(
+    name: str, command: str, *, timeout_s: float, lock: str, facts: Mapping[str, str]
+) -> Script:
+    """A guard, `before` or `after`. `lock`: hold the node's lock meanwhile, under this text.
+    `facts`: what the command may read, by name without GPUFLEET_. Without a command the lock is
+    only asked for. An `after` puts back what `before` took away: an interrupt doesn't cut it."""
+    variables = {
+        "GF_HOOK": command,
+        "GF_HOOK_S": _seconds(timeout_s),
+        "GF_HOOK_CS": _hundredths(max(timeout_s, 1.0)),
+        "GF_LOCK": lock,
+        "GF_TOOL_S": "10.0",
+        **{f"GPUFLEET_{fact}": value for fact, value in facts.items()},
+    }
+    return Script(name, ("frame.sh", "lock.sh", "hook.sh"), variables, shielded=name == "after")
 
 
 def close_script(*, line: str, ports: bool) -> Script:

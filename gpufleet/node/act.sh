@@ -48,14 +48,6 @@ gf_dying() {
   [ -n "$GF_WHO" ]
 }
 
-# gf_beat: says once a second that the script lives; ends it when nobody listens (see gf_mark).
-gf_beat() {
-  gf_now
-  [ "$GF_NOW" -ge "$gf_next_beat" ] || return 0
-  gf_mark beat "$1"
-  gf_next_beat=$((GF_NOW + 100))
-}
-
 gf_grace() {
   gf_until=$((GF_NOW + GF_GRACE_CS))
   while gf_dying; do
@@ -107,7 +99,6 @@ gf_all_dead() {
 gf_watch() {
   gf_began=$GF_NOW
   gf_changed=$GF_NOW
-  gf_next_beat=$GF_NOW
   gf_last=
   gf_frozen=
   gf_frozen_since=$GF_NOW
@@ -141,7 +132,6 @@ gf_watch() {
 gf_act() {
   gf_find_stuck
   gf_now
-  gf_next_beat=$GF_NOW
   GF_LOG=
   if [ "$GF_GRACE_CS" -gt 0 ] && [ -n "$GF_KILL" ]; then
     gf_signal TERM
@@ -175,26 +165,10 @@ gf_sweep() {
   done
 }
 
-# The lock is this shell's: held while it lives and not a moment longer, and not inherited by what it
-# starts (a child that can't die would keep it for ever): the body runs with the descriptor closed.
 gf_locked() {
   gf_workdir
   cd /proc || gf_fail "no /proc"
-  true >>"$GF_DIR/lock" || gf_fail "cannot open $GF_DIR/lock"
-  exec 9<>"$GF_DIR/lock"
-  # Two seconds: as long as the script of a connection that was just lost may still live.
-  timeout -k 2 "$GF_TOOL_S" flock -w 2 9
-  case $? in
-    0) ;;
-    1)
-      gf_begin locked
-      cat "$GF_DIR/lock"
-      gf_end locked 0
-      return
-      ;;
-    *) gf_fail "flock failed (util-linux is needed on the node)" ;;
-  esac
-  printf '%s\n' "$GF_LOCK" >"$GF_DIR/lock"
+  gf_lock || return 0
   gf_sweep
   gf_act 9>&-
 }

@@ -50,6 +50,15 @@ gf_now() {
   GF_NOW=${GF_NOW%.*}${GF_NOW#*.}
 }
 
+GF_NEXT_BEAT=0
+# gf_beat: says once a second that the script lives; ends it when nobody listens (see gf_mark).
+gf_beat() {
+  gf_now
+  [ "$GF_NOW" -ge "$GF_NEXT_BEAT" ] || return 0
+  gf_mark beat "$1"
+  GF_NEXT_BEAT=$((GF_NOW + 100))
+}
+
 # gf_tools: the script rests on these; without one its answers would say something else than they
 # seem to. (Builtins in some shells, hence `command -v` and not a path.)
 gf_tools() {
@@ -92,6 +101,6 @@ gf_workdir() {
 }
 
 gf_cleanup() {
-  rm -f "$GF_FILE.out" "$GF_FILE.err"
+  rm -f "$GF_FILE".*
   [ "$GF_UID" = 0 ] || rmdir "$GF_DIR" 2>/dev/null
 }

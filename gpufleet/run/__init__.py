@@ -6,26 +6,30 @@ exactly one report per node, in the order of the selection, whatever happens to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from gpufleet.errors import UsageError
 from gpufleet.look import check_node, status_node
 from gpufleet.model import NodeReport, RunReport, Verdict
 from gpufleet.policy import NodeSpec
-from gpufleet.reset import Resetting, reset_node
+from gpufleet.reset import Crowd, Resetting, crowd_of, reset_node
 from gpufleet.run.fanout import PARALLEL, Progress, run_nodes, untouched
 from gpufleet.run.interrupt import Connector, Interrupt
 from gpufleet.run.origin import here, new_run_id, person
+from gpufleet.run.rolling import Rolling, parse_rolling
 from gpufleet.transport import Transport
 
 if TYPE_CHECKING:
     from gpufleet.ssh import Network
 
 __all__ = ["Interrupt", "Progress", "check", "new_run_id", "reset", "run_nodes", "status"]
+
+
+_TOUCHING = frozenset({"before", "kill", "free", "after"})
+"""Phases from which on a node is no longer as it was."""
 
 
 def reset(
@@ -36,48 +40,59 @@ def reset(
     parallel: int = PARALLEL,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    batch: str | int | None = None,
+    max_failures: str | int | None = None,
+    canary: int = 0,
+    shown: RunReport | None = None,
     run_id: str | None = None,
 ) -> RunReport:
     """Bring every node to a proven clean slate. `dry_run`: look and plan, send no signal.
+
+    `batch`: so many nodes (4, "25%") at once, the next when they are done. `max_failures`: start
+    nothing more when more than this many failed (2, "10%" of all). `canary`: so many first, the
+    others only if these are CLEAN. A dry run heeds none of these: it looks at all. `shown`: the dry
+    run that a person has agreed to; where other users' processes have come since, a node is skipped.
 
     Nothing is recorded here: that is the command line's business, which hands in the `run_id`
     under which it does (see `new_run_id`) and listens through `progress`.
 
     The caller's process gets INT, TERM and HUP handled while this runs (in its main thread only).
-    Raises `UsageError`, and touches nothing, when a node has settings that this version doesn't
-    carry out: a guard that silently isn't asked would be worse than none.
+    Raises `UsageError`, and touches nothing, for numbers that make no sense.
     """
-    _refuse_unsupported(specs, dry_run=dry_run)
+    rolling = parse_rolling(batch, max_failures, canary)
     started = _now()
     progress = progress or Progress()
     interrupt = Interrupt()
     run_id = run_id or new_run_id()
     network = _network(specs, interrupt, progress)
     resetting = Resetting(
-        run_id, f"{person()}, since {started}", dry_run, interrupt.__bool__, here=here()
+        run_id,
+        f"{person()}, since {started}",
+        dry_run,
+        interrupt.__bool__,
+        here=here(),
+        hurried=lambda: interrupt.hurried,
+        shown=_crowds(shown) if shown else None,
     )
 
     def work(spec: NodeSpec) -> NodeReport:
         def on_event(phase: str, detail: str) -> None:
-            if phase == "kill":
+            if phase in _TOUCHING:
                 interrupt.touched.add(spec.name)
             progress.on_event(spec.name, phase, detail)
 
-        return reset_node(spec, Connector(spec, interrupt, network), resetting, on_event)
+        connector = Connector(spec, interrupt, network)
+        return reset_node(spec, connector, resetting, on_event, connector.anyway)
 
+    if dry_run:
+        rolling = Rolling()
     with closing(network):
-        nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)
+        nodes = run_nodes(specs, work, interrupt, parallel, progress, executor, rolling)
     return RunReport(run_id, "reset", selection, started, _now(), nodes, dry_run, interrupt.signal)
 
 
-def _refuse_unsupported(specs: Sequence[NodeSpec], *, dry_run: bool) -> None:
-    for spec in specs:
-        named = [name for name, value in vars(spec.hooks).items() if value and not dry_run]
-        if named:
-            keys = ", ".join(named)
-            raise UsageError(
-                f"{spec.name}: this version does not carry out: {keys}; nothing was done"
-            )
+def _crowds(shown: RunReport) -> Mapping[str, Crowd]:
+    return {node.host: crowd_of(node.planned) for node in shown.nodes}
 
 
 def status(

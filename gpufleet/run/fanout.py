@@ -12,6 +12,7 @@ from gpufleet.errors import NodeError, UsageError
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.policy import NodeSpec
 from gpufleet.run.interrupt import Interrupt
+from gpufleet.run.rolling import Rolling
 
 PARALLEL = 64
 """Nodes at once. Each costs a thread and a socket here; one sshd login costs its node 10 ms."""
@@ -21,6 +22,9 @@ WIND_DOWN_S = 5.0
 
 _OVERTIME_S = 90.0
 """A node's own limits end it; what is still out so long after them is given up and said to be so."""
+
+_TICK_S = 0.5
+"""So often at least it looks up, for deadlines and signals."""
 
 log = logging.getLogger("gpufleet")
 
@@ -46,12 +50,14 @@ def run_nodes(
     parallel: int = PARALLEL,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    rolling: Rolling | None = None,
 ) -> tuple[NodeReport, ...]:
     """`work` for each node, at most `parallel` at once; one report each, in the order of `specs`.
 
     An own thread pool where no `executor` is given. Raises `UsageError` for names given twice.
     """
     progress = progress or Progress()
+    rolling = rolling or Rolling()
     if len({spec.name for spec in specs}) != len(specs):
         raise UsageError("a node is in the selection twice")
     if parallel < 1:
@@ -64,13 +70,28 @@ def run_nodes(
             reports[report.host] = report
             progress.on_report(report)
 
+    def stopped() -> str:
+        return rolling.verdict(tuple(reports.values()), len(specs))
+
+    why = ""
     with interrupt.caught():
         try:
-            _fan_out(specs, work, interrupt, parallel, pool, settle)
+            left = list(specs)
+            for number, size in enumerate(rolling.batches(len(specs))):
+                batch, left = left[:size], left[size:]
+                _fan_out(batch, work, interrupt, parallel, pool, settle, stopped)
+                why = stopped()
+                if not why and rolling.canary and number == 0 and left:
+                    canaries = [reports[spec.name] for spec in batch if spec.name in reports]
+                    why = rolling.canary_verdict(canaries)
+                if why or interrupt:
+                    break
         finally:
             if executor is None:
                 pool.shutdown(wait=False, cancel_futures=True)
-    return tuple(reports.get(spec.name) or untouched(spec) for spec in specs)
+    return tuple(
+        reports.get(spec.name) or untouched(spec, "" if interrupt else why) for spec in specs
+    )
 
 
 def _fan_out(
@@ -80,28 +101,42 @@ def _fan_out(
     parallel: int,
     pool: Executor,
     settle: Callable[[NodeReport], None],
+    stopped: Callable[[], str],
 ) -> None:
-    """Start nodes as places become free; hand over each report as it comes."""
+    """Start nodes as places become free and nothing speaks against it; hand over each report as it
+    comes."""
     waiting = iter(specs)
     running: dict[Future[NodeReport], tuple[NodeSpec, float]] = {}
     stopped_at: float | None = None
     while True:
-        while not interrupt and len(running) < parallel and (spec := next(waiting, None)):
+        while (
+            not interrupt
+            and len(running) < parallel
+            and not stopped()
+            and (spec := next(waiting, None))
+        ):
             running[pool.submit(work, spec)] = spec, time.monotonic()
         if not running:
             return
-        done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+        done, _ = wait(running, timeout=_TICK_S, return_when=FIRST_COMPLETED)
         for future in done:
             spec, _ = running.pop(future)
             settle(_result(future, spec))
         now = time.monotonic()
         if interrupt and stopped_at is None:
             stopped_at = now
+        if interrupt.hurried:  # a moment for local commands to be ended
+            done, _ = wait(running, timeout=_TICK_S)
+            for future in done:
+                spec, _ = running.pop(future)
+                settle(_result(future, spec))
         for future, (spec, started) in list(running.items()):
-            if stopped_at is not None and now - stopped_at > WIND_DOWN_S:
-                known = spec.name not in interrupt.touched
+            touched = spec.name in interrupt.touched
+            patience_s = _wind_down_s(spec) if touched else WIND_DOWN_S
+            late = stopped_at is not None and now - stopped_at > patience_s
+            if late or interrupt.hurried:
                 reason = "interrupted: state not verified"
-                settle(untouched(spec) if known else _lost(spec, reason, now - started))
+                settle(_lost(spec, reason, now - started) if touched else untouched(spec))
                 del running[future]
             elif now - started > _limit_s(spec):
                 settle(_lost(spec, "gave no result long after its deadline", now - started))
@@ -121,7 +156,15 @@ def _result(future: Future[NodeReport], spec: NodeSpec) -> NodeReport:
 
 def _limit_s(spec: NodeSpec) -> float:
     policy = spec.policy
-    return max(policy.timeout_s, policy.dying_timeout_s) + policy.grace_s + _OVERTIME_S
+    budget_s = max(policy.timeout_s, policy.dying_timeout_s) + policy.grace_s
+    return budget_s + spec.hooks.longest_s + _OVERTIME_S
+
+
+def _wind_down_s(spec: NodeSpec) -> float:
+    """An `after` puts back what `before` took away: it gets its time, over a new connection."""
+    if not spec.hooks.after:
+        return WIND_DOWN_S
+    return WIND_DOWN_S + 2 * spec.access.connect_timeout_s + spec.hooks.after_timeout_s + 10
 
 
 def _lost(spec: NodeSpec, reason: str, elapsed_s: float) -> NodeReport:
@@ -135,11 +178,12 @@ def _lost(spec: NodeSpec, reason: str, elapsed_s: float) -> NodeReport:
     )
 
 
-def untouched(spec: NodeSpec) -> NodeReport:
+def untouched(spec: NodeSpec, why: str = "") -> NodeReport:
+    """A node that nothing was done on: `why`, or because of an interrupt."""
     return NodeReport(
         spec.name,
         spec.access.address,
         Verdict.NOT_STARTED,
-        "interrupted before anything was changed",
+        why or "interrupted before anything was changed",
         f"gpufleet reset --hosts {spec.name}",
     )

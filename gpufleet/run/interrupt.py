@@ -21,6 +21,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.hurried = False
+        """A second signal came: nobody is waited for, the report is made of what is known."""
         self.touched: set[str] = set()
         """Names of nodes on which a process may have been signalled."""
         self.also_cut: list[Callable[[], None]] = []
@@ -55,14 +57,18 @@ class Interrupt:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """INT, TERM and HUP stop the run and still give a report; a second one ends at once."""
+        """INT, TERM and HUP stop the run and still give a report; a second one waits for nobody,
+        and a third doesn't wait for the report."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def handle(number: int, _frame: FrameType | None) -> None:
-            if self:
+            if self.hurried:
                 raise KeyboardInterrupt
+            if self:
+                self.hurried = True
+                return
             # Closing connections takes locks that the interrupted thread may hold.
             threading.Thread(target=self.stop, args=(number,), daemon=True).start()
             self.signal = number
@@ -90,8 +96,11 @@ class Connector:
         self._network = network
 
     def __call__(self) -> Transport:
-        session = self._network.connect(self._spec)
-        return self._interrupt.guard(Guarded(session, self._interrupt))
+        return self._interrupt.guard(Guarded(self.anyway(), self._interrupt))
+
+    def anyway(self) -> Transport:
+        """One that the interrupt doesn't cut."""
+        return self._network.connect(self._spec)
 
 
 class Guarded:
@@ -102,6 +111,8 @@ class Guarded:
         self._interrupt = interrupt
 
     def run(self, script: Script, *, timeout_s: float, beat: Beat | None = None) -> Answer:
+        if script.shielded:
+            self._interrupt.release(self)
         return self._inner.run(script, timeout_s=timeout_s, beat=beat)
 
     def close(self) -> None:

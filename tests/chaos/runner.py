@@ -23,7 +23,7 @@ from .drawing import Round
 from .truth import Snapshot, now_s, take_snapshot
 
 MARGIN_S = 3.0
-"""In place of reset.py's 15 s: so much later than the node's own limits is a silent node given up."""
+"""In place of reset's 15 s: so much later than the node's own limits is a silent node given up."""
 
 CONNECT_S = 1.5
 """Limit of each stage of connecting, in place of 10 s."""
@@ -53,7 +53,7 @@ def limit_s(drawn: Round) -> float:
 def quicken() -> None:
     """Short margins for all resets of this process; nothing else of the product is changed."""
     # By name: the attribute gpufleet.reset is the function.
-    module = importlib.import_module("gpufleet.reset")
+    module = importlib.import_module("gpufleet.reset.wire")
     module._ANSWER_MARGIN_S = MARGIN_S  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,118 @@
+"""What a run hands to each node's reset, and what that reset knows so far. Plain data, no I/O."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gpufleet.model import ProcessLine
+from gpufleet.observation import Observation, Owner
+from gpufleet.plan import Decision, Plan
+from gpufleet.policy import NodeSpec
+from gpufleet.transport import Connect, Transport
+
+OnEvent = Callable[[str, str], None]
+"""Called with a phase (connect, look, guard, before, kill, free, retry, after, done) and a detail,
+for progress on a screen."""
+
+Crowd = frozenset[tuple[str, str]]
+"""Whose processes a person was shown on a node: user, and Slurm job or ""."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """The control machine as a node would show itself, and the run's own processes on it.
+
+    Compared by boot id and process namespace: a node may be the very machine that gpufleet runs on.
+    """
+
+    boot_id: str
+    pid_namespace: str
+    pids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Resetting:
+    """What is the same for all nodes of a run. `who` is told to others who meet the lock."""
+
+    run_id: str = ""
+    who: str = ""
+    dry_run: bool = False
+    interrupted: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    here: Here | None = None
+    """Where gpufleet runs itself, so that it spares its own processes should that be the node."""
+    hurried: Callable[[], bool] = lambda: False
+    """Interrupted a second time: not even an `after` is waited for."""
+    shown: Mapping[str, Crowd] | None = None
+    """By host: whose processes a person has seen and agreed to. None: nobody was asked."""
+
+    def own_pids(self, observation: Observation) -> frozenset[int]:
+        here = self.here
+        node = (observation.boot_id, observation.pid_namespace)
+        same = here is not None and node == (here.boot_id, here.pid_namespace)
+        return here.pids if here is not None and same else frozenset()
+
+
+@dataclass
+class State:
+    """What one node's reset knows so far."""
+
+    spec: NodeSpec
+    connect: Connect
+    run: Resetting
+    on_event: OnEvent
+    started: float
+    connect_anyway: Connect
+    """Also when the run was interrupted: for `after`."""
+    transport: Transport | None = None
+    before: Observation | None = None
+    after: Observation | None = None
+    plan: Plan | None = None
+    attempts: int = 0
+    idle_rounds: int = 0
+    killed: dict[tuple[int, int], ProcessLine] = field(default_factory=dict)
+    decided: dict[tuple[int, int], Decision] = field(default_factory=dict)
+    returned: list[Decision] = field(default_factory=list)
+    comebacks: Counter[str] = field(default_factory=Counter)
+    refused: bool = False
+    """The last act didn't take place: the lock is held, or the node lacks something."""
+    signalled: bool = False
+    """The script of the act under way has said that its signals are out."""
+    opened: bool = False
+    """`before` may have run, or an act begins: `after` is due."""
+    hooks_s: float = 0.0
+    """Seconds that hooks took: theirs, not the node's budget."""
+
+    @property
+    def owners_hit(self) -> frozenset[Owner]:
+        kinds = {"service", "user-service", "container", "pod"}
+        owners = {decision.process.owner for decision in self.decided.values()}
+        return frozenset(owner for owner in owners if owner.kind in kinds)
+
+    @property
+    def lock(self) -> str:
+        return f"run {self.run.run_id} by {self.run.who}"
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.run.clock() - self.started
+
+    @property
+    def left_s(self) -> float:
+        return self.spec.policy.timeout_s - self.elapsed_s + self.hooks_s
+
+    @property
+    def dying_left_s(self) -> float:
+        policy = self.spec.policy
+        return max(policy.timeout_s, policy.dying_timeout_s) - self.elapsed_s + self.hooks_s
+
+
+def crowd_of(lines: tuple[ProcessLine, ...]) -> Crowd:
+    """Users, and the jobs they are in: what starts again has new pids, and is the same crowd."""
+    return frozenset(
+        (line.user, line.owner if line.owner.startswith("slurm job ") else "") for line in lines
+    )

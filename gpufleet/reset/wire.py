@@ -1,0 +1,80 @@
+"""One node's connection: opened with patience, opened again if lost, asked one script at a time."""
+
+from __future__ import annotations
+
+import tenacity
+
+from gpufleet.errors import ConnectionLost, Unreachable
+from gpufleet.observation import Observation, parse_observation
+from gpufleet.reset.state import State
+from gpufleet.transport import Answer, Beat, Script, Transport
+
+CONNECT_TRIES = 4
+"""A dropped or reset connection (MaxStartups, a loaded node) is tried so often, but only until
+twice `connect_timeout` has passed: a node that never answers mustn't hold up the others' result."""
+
+_ANSWER_MARGIN_S = 15.0
+"""The node's own limits end a script; the connection's deadline only catches one that they don't."""
+
+
+def ask(state: State, script: Script, *, timeout_s: float) -> Answer:
+    """Run a script that changes nothing; once more over a new connection if the first was lost."""
+    try:
+        return exchange(state, script, timeout_s=timeout_s)
+    except ConnectionLost as lost:
+        state.on_event("retry", lost.reason)
+        reconnect(state)
+        return exchange(state, script, timeout_s=timeout_s)
+
+
+def observe(state: State, script: Script, *, timeout_s: float) -> Observation:
+    """Run a script that looks or acts, and notes when its signals are out."""
+    state.signalled = False
+
+    def beat(text: str) -> None:
+        state.signalled = state.signalled or text == "signals sent"
+        state.on_event("free", text)
+
+    return parse_observation(exchange(state, script, timeout_s=timeout_s, beat=beat))
+
+
+def exchange(state: State, script: Script, *, timeout_s: float, beat: Beat | None = None) -> Answer:
+    if state.transport is None:
+        state.transport = _connected(state)
+    return state.transport.run(script, timeout_s=timeout_s + _ANSWER_MARGIN_S, beat=beat)
+
+
+def reconnect(state: State) -> None:
+    """The next script opens a new connection."""
+    if state.transport is not None:
+        state.transport.close()
+        state.transport = None
+
+
+def why(call: tenacity.RetryCallState) -> str:
+    """`try 1: connection refused; next in 0.4 s`"""
+    outcome = call.outcome
+    what = ""
+    if outcome is not None:
+        what = str(outcome.exception()) if outcome.failed else outcome.result().reason
+    pause = call.next_action.sleep if call.next_action else 0
+    return f"try {call.attempt_number}: {what}; next in {pause:.1f} s"
+
+
+def _connected(state: State) -> Transport:
+    """Connect; what may pass (dropped, reset, timed out) is tried again with full jitter."""
+    tries = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(
+            lambda error: (
+                isinstance(error, Unreachable) and error.transient and not state.run.interrupted()
+            )
+        ),
+        stop=tenacity.stop_after_attempt(CONNECT_TRIES)
+        | tenacity.stop_after_delay(min(state.left_s, 2 * state.spec.access.connect_timeout_s)),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=5),
+        sleep=state.run.sleep,
+        before_sleep=lambda call: state.on_event("retry", why(call)),
+        reraise=True,
+    )
+    state.on_event("connect", "")
+    return tries(state.connect)
