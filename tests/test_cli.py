@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -263,52 +261,6 @@ def test_version_and_help_of_each_command() -> None:
     bare = run()
     assert (bare.code, bare.out) == (2, "")
     assert "Usage: gpufleet" in bare.err
-
-
-def on_terminal(fleet: SimFleet, answer: str, *arguments: str) -> tuple[int, str]:
-    """Runs the command with a terminal as stdin and stderr and types `answer`."""
-    control, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpufleet", *arguments, "-i", str(fleet.fleet_yaml)],
-        stdin=terminal,
-        stdout=subprocess.PIPE,
-        stderr=terminal,
-        text=True,
-    )
-    os.close(terminal)
-    os.write(control, answer.encode())
-    out, _ = process.communicate(timeout=60)
-    try:
-        said = os.read(control, 65536).decode()
-    except OSError:  # nothing was written
-        said = ""
-    os.close(control)
-    return process.returncode, said + out
-
-
-def test_e12_on_a_terminal_it_asks_once_and_no_means_no(fleet: SimFleet, node: SimNode) -> None:
-    procs = node.start(SGLANG)
-
-    code, said = on_terminal(fleet, "n\n", "reset", "--hosts", "gpu[01-02]")
-
-    assert code == 2
-    assert f"Reset 2 nodes of {fleet.fleet_yaml}: gpu[01-02]" in said
-    assert "Go on? [y/N]" in said
-    assert "nothing was done" in said
-    assert all(node.alive(proc) for proc in procs)
-
-
-@pytest.mark.parametrize(("answer", "arguments"), [("y\n", []), ("", ["--yes"])])
-def test_on_a_terminal_yes_goes_on(
-    answer: str, arguments: list[str], fleet: SimFleet, node: SimNode
-) -> None:
-    node.start(SGLANG)
-
-    code, said = on_terminal(fleet, answer, "reset", "--hosts", "gpu01", *arguments)
-
-    assert code == 0
-    assert "1 node: 1 CLEAN" in said
-    assert ("Go on?" in said) is bool(answer)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -47,7 +47,12 @@ def confirm(
     if not any(will_act(node) or runs_hooks(node) for node in seen.nodes):
         note("Nothing to kill: going on to prove it.")
         return seen
-    if not _answered_yes("Kill these processes? [y/N] "):
+    try:
+        agreed = _answered_yes("Kill these processes? [y/N] ")
+    except KeyboardInterrupt:
+        note("\ngpufleet: interrupted: nothing done")
+        raise
+    if not agreed:
         raise UsageError("not confirmed: nothing done")
     return seen
 
