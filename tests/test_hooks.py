@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import Command, Ran, command_for
 from tests.simfleet import IDLE, SGLANG, Proc, SimFleet, SimNode
@@ -21,15 +24,11 @@ DRAINING = Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=30)
 def inventory(fleet: SimFleet, folder: Path, **hooks: str) -> Path:
     """The simulated fleet's own fleet.yaml with hooks for all nodes."""
     text = fleet.fleet_yaml.read_text()
-    keys = "".join(f"\n  {key}: {_quoted(value)}" for key, value in hooks.items())
+    keys = "".join(f"\n  {key}: {json.dumps(value)}" for key, value in hooks.items())
     path = folder / "fleet.yaml"
     path.write_text(text.replace("defaults:", f"defaults:{keys}", 1))
     path.chmod(0o644)
     return path
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 class Hooked:
@@ -492,3 +491,107 @@ def test_a_hook_that_makes_no_sense_is_refused_by_line(
     assert ran.code == 2
     assert words in ran.err
     assert "fleet.yaml:" in ran.err
+
+
+# What docs/hooks.md offers
+
+
+def recipes() -> list[dict[str, str]]:
+    """The settings of each example, in the order of the page."""
+    page = Path(__file__).parent.parent.joinpath("docs/hooks.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"(?s)```yaml\n(.*?)```", page)]
+    return [block["defaults"] for block in blocks if "defaults" in block]
+
+
+def recipe(word: str) -> dict[str, str]:
+    [found] = [r for r in recipes() if word in "".join(r.values())]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("squeue", "verdict", "words"),
+    [
+        ("exit 0", "CLEAN", ""),
+        ("echo 4711 of alice", "SKIPPED", "its guard said no: Slurm jobs run here: 4711 of alice"),
+        ("echo 'Invalid node name' >&2; exit 1", "UNKNOWN", "squeue: Invalid node name"),
+        ("sleep 600", "UNKNOWN", "guard had not ended after 2 s"),
+        (None, "UNKNOWN", "not found"),
+    ],
+)
+def test_the_guard_for_slurm_jobs(
+    squeue: str | None, verdict: str, words: str, hooked: Hooked, node: SimNode
+) -> None:
+    procs = node.start(SGLANG)
+    if squeue is not None:
+        node.tool("squeue", squeue)
+
+    report = hooked.node(guard=recipe("squeue")["guard"], guard_timeout="2s")
+
+    assert report["verdict"] == verdict, report
+    assert words in report["reason"]
+    assert alive(node, procs) is (verdict != "CLEAN")
+
+
+@pytest.mark.parametrize(
+    ("scene", "fault", "verdict", "words"),
+    [
+        (IDLE, "", "CLEAN", ""),
+        (SGLANG, "", "SKIPPED", "its guard said no: GPU 0 is 97% busy"),
+        (IDLE, "status 9", "UNKNOWN", "guard ended with status 2: nvidia-smi:"),
+        (IDLE, "utilization.gpu@3 [N/A]", "UNKNOWN", "status 2: GPU 3 reads '[N/A]'"),
+        (IDLE, "output ", "UNKNOWN", "guard ended with status 2: GPU  reads ''"),
+    ],
+)
+def test_the_guard_for_busy_gpus(
+    scene: Any, fault: str, verdict: str, words: str, hooked: Hooked, node: SimNode
+) -> None:
+    node.start(scene)
+    if fault:
+        name, value = fault.split(" ")
+        node.fault(name, value, when="utilization.gpu")
+
+    report = hooked.node(guard=recipe("utilization")["guard"])
+
+    assert report["verdict"] == verdict, report
+    assert words in report["reason"]
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "said"),
+    [
+        ("idle", "CLEAN", ["drain", "resume"]),
+        ("drained", "UNKNOWN", []),
+    ],
+)
+def test_the_hooks_for_slurm(
+    state: str, verdict: str, said: list[str], hooked: Hooked, node: SimNode, tmp_path: Path
+) -> None:
+    node.start(SGLANG)
+    tools, log = tmp_path / "bin", tmp_path / "log"
+    tools.mkdir()
+    log.touch()
+    for name, text in (("sinfo", f"echo {state}"), ("scontrol", f'echo "$@" >>{log}')):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    hooked.run = command_for({"PATH": f"{tools}:{os.environ['PATH']}"})
+
+    report = hooked.node(**recipe("scontrol"))
+
+    assert report["verdict"] == verdict, report
+    assert report["warnings"] == []
+    lines = log.read_text().splitlines()
+    assert [line.split("state=")[1].split()[0] for line in lines] == said
+    assert all("nodename=gpu01" in line for line in lines)
+
+
+@pytest.mark.parametrize("settings", recipes(), ids="-".join)
+def test_every_recipe_is_a_valid_inventory_and_valid_shell(
+    settings: dict[str, str], hooked: Hooked
+) -> None:
+    path = inventory(hooked.fleet, hooked.folder, **settings)
+
+    assert hooked.run("hosts", "-i", str(path)).code == 0
+    for command in settings.values():
+        text = command.removeprefix("local:")
+        checked = subprocess.run(["sh", "-nc", text], capture_output=True, check=False)
+        assert checked.returncode == 0, checked

@@ -85,6 +85,9 @@ def test_every_key_fills_its_field(load: Load, tmp_path: Path) -> None:
         "      echo one\n"
         "      echo two\n"
         "    after: ''\n"
+        "    guard_timeout: 5s\n"
+        "    before_timeout: 10m\n"
+        "    after_timeout: 1.5m\n"
     )
     spec = fleet.spec("a")
     assert spec.access == Access(
@@ -112,7 +115,7 @@ def test_every_key_fills_its_field(load: Load, tmp_path: Path) -> None:
         timeout_s=1200.0,
         dying_timeout_s=1200.0,
     )
-    assert fleet.spec("a").hooks == Hooks("exit 0", "echo one\necho two\n", "")
+    assert fleet.spec("a").hooks == Hooks("exit 0", 5.0, "echo one\necho two\n", 600.0, "", 90.0)
 
 
 @pytest.mark.parametrize("no", ["no", "false", "False", "off"])
