@@ -1,4 +1,4 @@
-"""What `reset.py` sees of a node: run a script there, get sections back.
+"""What `reset/` sees of a node: run a script there, get sections back.
 
 The Protocol, the script and the answer; no connection is made here. A fake for tests implements
 `Transport` and nothing more.

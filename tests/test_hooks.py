@@ -268,6 +268,18 @@ def test_an_after_that_fails_is_a_warning_that_quiet_shows(hooked: Hooked, node:
     assert "warning: after ended with status 5: still drained; by hand: ssh -p " in ran.out
 
 
+def test_what_after_is_told_may_quote_any_bytes(hooked: Hooked, node: SimNode) -> None:
+    node.start(SGLANG)
+    node.fault("gpu3", b"\xff\x1b[2J")
+
+    report = hooked.node(after='echo "$GPUFLEET_REASON" >>/tmp/seen')
+
+    assert report["verdict"] == "UNKNOWN", report
+    assert report["warnings"] == []
+    assert "GPU 3 reads" in hooked.seen()
+    assert hooked.seen().isascii()
+
+
 def test_after_runs_when_the_node_stays_dirty(hooked: Hooked, node: SimNode) -> None:
     node.start((Proc("server", ("python3", "serve.py"), memory={0: 600}, respawn=0.2),))
 
@@ -319,6 +331,17 @@ def test_what_a_hook_starts_holds_neither_the_lock_nor_the_run(
     assert report["warnings"] == []
     assert report["elapsed_s"] < 30  # a hang, not slowness
     assert node.exec("flock -n /run/gpufleet/lock true").returncode == 0
+
+
+def test_while_before_runs_the_node_is_locked(hooked: Hooked, node: SimNode) -> None:
+    """Else two runs would drain and undrain across each other."""
+    node.start(SGLANG)
+    free = "flock -n /run/gpufleet/lock true && echo free >>/tmp/seen; true"
+
+    report = hooked.node(guard=free, before=free, after=free)
+
+    assert report["verdict"] == "CLEAN", report
+    assert hooked.seen() == "free\nfree\n"  # for the guard and for after
 
 
 def test_where_another_reset_is_at_work_neither_before_nor_after_runs(
@@ -479,6 +502,7 @@ def _runs(pid: int) -> bool:
     ("hooks", "words"),
     [
         ({"guard": "local: true"}, "a guard runs on the node"),
+        ({"before": "systemctl\u00a0stop x"}, "a command can't hold the character U+00A0"),
         ({"before": "local:"}, "write a command after local:"),
         ({"guard": "true", "guard_timeout": "0"}, "a limit of 0 leaves no time at all"),
     ],

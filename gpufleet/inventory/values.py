@@ -155,6 +155,8 @@ def command(value: object) -> str:
     read = text(value)
     if not read.strip().removeprefix("local:").strip():
         raise ValueError("write a command after local:")
+    if odd := [char for char in read if not char.isprintable() and char not in "\n\t"]:
+        raise ValueError(f"a command can't hold the character U+{ord(odd[0]):04X}")
     return read
 
 

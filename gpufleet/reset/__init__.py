@@ -159,6 +159,9 @@ def _prepared(state: State) -> Judgement:
         state.after = None  # nothing was killed yet, so nothing can have come back
         observation = parse_observation(ask(state, script, timeout_s=state.left_s))
         _learn(state, observation)
+        if unseen := None if state.refused else _unseen(state):
+            state.refused = True
+            return unseen
     else:
         assert state.after is not None
         observation = state.after

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpufleet.errors import ConnectionLost, NodeError, Unreachable
 from gpufleet.judge import Judgement
-from gpufleet.masking import masked_command
+from gpufleet.masking import masked_command, printable
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.node import hook_script
 from gpufleet.observation.hook import HookAnswer, parse_hook
@@ -163,7 +163,7 @@ def _timed(state: State, script: Script, timeout_s: float, how: Callable[..., An
 
 
 def _facts(state: State, name: str, report: NodeReport | None = None) -> dict[str, str]:
-    return {
+    facts = {
         "HOOK": name,
         "HOST": state.spec.name,
         "ADDRESS": state.spec.access.address,
@@ -173,6 +173,8 @@ def _facts(state: State, name: str, report: NodeReport | None = None) -> dict[st
         "REASON": report.reason if report else "",
         "KILLED": str(len(report.killed)) if report else "",
     }
+    # A reason quotes what a node said, whatever bytes that were.
+    return {fact: printable(value) for fact, value in facts.items()}
 
 
 def _is_local(command: str) -> bool:

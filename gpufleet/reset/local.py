@@ -17,6 +17,9 @@ _TICK_S = 0.05
 _KILL_AFTER_S = 2.0
 """Between TERM and KILL for one that ran out of time."""
 
+_HURRY_S = 0.3
+"""The same at an interrupt: whoever sent it waits."""
+
 _LAST_WORDS_S = 0.3
 """What the command started may hold its output open: the end of it isn't waited for long."""
 
@@ -66,7 +69,7 @@ def _watched(
         if not word and (stop() or time.monotonic() >= until):
             word = "timeout" if time.monotonic() >= until else "interrupted"
             _end(process, signal.SIGTERM)
-            until = time.monotonic() + _KILL_AFTER_S
+            until = time.monotonic() + (_KILL_AFTER_S if word == "timeout" else _HURRY_S)
         elif word and time.monotonic() >= until:
             _end(process, signal.SIGKILL)
             until = time.monotonic() + _KILL_AFTER_S

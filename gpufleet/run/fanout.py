@@ -175,6 +175,7 @@ def _lost(spec: NodeSpec, reason: str, elapsed_s: float) -> NodeReport:
         reason,
         f"gpufleet status --hosts {spec.name}",
         elapsed_s=round(elapsed_s, 3),
+        warnings=("`after` may not have run",) if spec.hooks.after else (),
     )
 
 
