@@ -17,10 +17,16 @@ if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
     from gpufleet.model import RunReport
     from gpufleet.policy import NodeSpec
+    from gpufleet.run import Progress
 
 
 def confirm(
-    fleet: Fleet, specs: Sequence[NodeSpec], hosts: str, yes: bool, parallel: int
+    fleet: Fleet,
+    specs: Sequence[NodeSpec],
+    hosts: str,
+    yes: bool,
+    parallel: int,
+    progress: Progress,
 ) -> RunReport | None:
     """What a person has seen and agreed to, or None where nobody is asked.
 
@@ -38,7 +44,13 @@ def confirm(
     from gpufleet.render.question import question_text, runs_hooks, will_act  # noqa: PLC0415
 
     note(f"Looking at {len(specs)} node{'s' if len(specs) > 1 else ''}; nothing is touched yet …")
-    seen = run.reset(specs, selection=hosts, dry_run=True, parallel=parallel)
+    seen = run.reset(
+        specs,
+        selection=hosts,
+        dry_run=True,
+        parallel=parallel,
+        progress=run.Progress(on_note=progress.on_note, ask_secret=progress.ask_secret),
+    )
     if seen.interrupted_by is not None:
         note("gpufleet: interrupted: nothing done")
         raise typer.Exit(128 + seen.interrupted_by)
