@@ -17,6 +17,7 @@ from gpufleet.policy import Access, NodeSpec
 from gpufleet.reset import Resetting, reset_node
 from gpufleet.run import Interrupt, Progress, new_run_id, run_nodes
 from gpufleet.run.interrupt import Connector
+from gpufleet.ssh import Network
 from tests.simfleet import SimFleet, SimNode
 
 from .drawing import Round
@@ -107,9 +108,11 @@ class Runner:
             return gpufleet.run.reset(specs, parallel=parallel, progress=progress).nodes
         # As gpufleet.run.reset does it, with an interrupt that is at hand.
         resetting = Resetting(new_run_id(), "chaos", interrupted=self.interrupt.__bool__)
+        network = Network()
+        self.interrupt.also_cut.append(network.cut)
 
         def work(spec: NodeSpec) -> NodeReport:
-            connect = Connector(spec, self.interrupt)
+            connect = Connector(spec, self.interrupt, network)
             return reset_node(spec, connect, resetting)
 
         return run_nodes(specs, work, self.interrupt, parallel, progress)
