@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import InventoryError
-from gpufleet.inventory import find_inventory, load_fleet, source
+from gpufleet.inventory import find_inventory, load_fleet, names_for_completion, source
 
 
 @pytest.fixture
@@ -158,3 +158,12 @@ def test_a_file_of_another_kind_is_too_large(tmp_path: Path) -> None:
     path = write(tmp_path / "fleet.yaml")
     os.truncate(path, source.MAX_BYTES + 1)
     assert problem_of(path) == f"{path}: larger than 16 MiB: not an inventory"
+
+
+def test_completion_never_fails(tmp_path: Path) -> None:
+    path = write(tmp_path / "fleet.yaml")
+    assert names_for_completion(path) == ["all", "a"]
+    path.chmod(0o666)
+    assert names_for_completion(path) == []
+    assert names_for_completion(tmp_path / "gone") == []
+    assert names_for_completion("a\0b") == []

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpufleet.cli.streams import note
 from gpufleet.errors import EmptySelection
+from gpufleet.masking import printable
 
 if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
@@ -31,6 +33,9 @@ def selected(
 
     overrides = parse_settings(settings)
     fleet = load_fleet(find_inventory(inventory))
+    if not quiet:
+        for line in fleet.notes:
+            note(printable(line))
     texts = [hosts, *(exclude or ()), *([] if limit is None else [limit])]
     special: Mapping[str, Sequence[str]] = {}
     if any(WORD in text for text in texts):

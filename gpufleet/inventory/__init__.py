@@ -4,6 +4,7 @@ Reads one file and answers questions about it. Contacts nothing, resolves no nam
 and never looks at ClusterShell's own groups or at anything else on this machine.
 """
 
+from gpufleet.inventory.completion import names_for_completion
 from gpufleet.inventory.fleet import Fleet
 from gpufleet.inventory.loading import load_fleet
 from gpufleet.inventory.options import parse_duration, parse_settings
@@ -16,6 +17,7 @@ __all__ = [
     "find_inventory",
     "fold",
     "load_fleet",
+    "names_for_completion",
     "parse_duration",
     "parse_settings",
     "words",

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpufleet.errors import EmptySelection, SelectionError
 from gpufleet.inventory import ranges
+from gpufleet.inventory.origins import Explained, Origins
 from gpufleet.inventory.problems import show, suggest
 from gpufleet.inventory.selection import Vocabulary, evaluate, words
 from gpufleet.inventory.settings import ACCESS_FIELDS, override
@@ -34,9 +35,14 @@ class Fleet:
         hosts: Mapping[str, tuple[str, Applied]],
         groups: Mapping[str, frozenset[str]],
         jump_hosts: Iterable[str] = (),
+        notes: Sequence[str] = (),
+        origins: Origins | None = None,
     ) -> None:
         """`hosts`: name → address and what applies, in the order of the file."""
         self.path = path
+        self.notes = tuple(notes)
+        """What the file says and gpufleet leaves out, a line each."""
+        self._origins = origins
         self._hosts = dict(hosts)
         self._groups = dict(groups)
         self._jump_hosts = tuple(jump_hosts)
@@ -62,6 +68,12 @@ class Fleet:
             applied.jump_hosts,
             applied.hooks,
         )
+
+    def explain(self, name: str, overrides: Mapping[str, Any] | None = None) -> list[Explained]:
+        """Each key of one host: its value and where that comes from. SelectionError: unknown host."""
+        spec = self.spec(name)
+        assert self._origins is not None
+        return self._origins.explain(with_overrides(spec, overrides or {}), overrides or {})
 
     def resolve(
         self,

@@ -5,22 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpufleet.inventory import settings
+from gpufleet.inventory.ansible import read_tree
 from gpufleet.inventory.fleet import Applied, Fleet
 from gpufleet.inventory.groups import resolve_groups
 from gpufleet.inventory.jumps import JumpHosts
 from gpufleet.inventory.names import same_address
+from gpufleet.inventory.origins import Origins
 from gpufleet.inventory.problems import Problems
 from gpufleet.inventory.ranges import fold
 from gpufleet.inventory.sections import Document, Entry, read_document
 from gpufleet.inventory.source import read_source
-from gpufleet.inventory.yamltext import read_yaml
 
 
 def load_fleet(path: Path | str) -> Fleet:
     """The fleet in `path`. Raises InventoryError with every problem, each with its line."""
     path = Path(path)
     problems = Problems(str(path))
-    tree = read_yaml(read_source(path), problems)
+    tree, notes = read_tree(str(path), read_source(path), problems)
     document = read_document(tree, problems, str(path.absolute().parent))
     _check_names(document, problems)
     jump_hosts = JumpHosts(document.jump_hosts, document.defaults.settings, problems)
@@ -33,7 +34,7 @@ def load_fleet(path: Path | str) -> Fleet:
     _check_addresses(document.hosts, applied, problems)
     problems.check()
     hosts = {name: (entry.address, applied[name]) for name, entry in document.hosts.items()}
-    return Fleet(str(path), hosts, groups, document.jump_hosts)
+    return Fleet(str(path), hosts, groups, document.jump_hosts, notes, Origins(document, groups))
 
 
 def _check_names(document: Document, problems: Problems) -> None:

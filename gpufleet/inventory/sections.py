@@ -7,7 +7,7 @@ and `loading.py`. No file is read here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufleet.inventory.names import check_address, check_name
 from gpufleet.inventory.nodes import Items, Node, Scalar, Table, line_of, plain
@@ -40,6 +40,8 @@ class Entry:
     """Of groups: line and selection."""
     jump_line: int = 0
     """Where `jump` stands."""
+    node: Node | None = field(default=None, compare=False, repr=False)
+    """As it stands in the file, for the line of each key."""
 
 
 SECTIONS = ("defaults", "jump_hosts", "hosts", "groups")
@@ -99,7 +101,12 @@ class _Reader:
     def defaults(self, table: Table) -> Entry:
         settings = self._read(NodeSchema, table, table.line, "defaults")
         return Entry(
-            "", table.line, "defaults", level(settings), jump_line=line_of(table, 0, ("jump",))
+            "",
+            table.line,
+            "defaults",
+            level(settings),
+            jump_line=line_of(table, 0, ("jump",)),
+            node=table,
         )
 
     def jump_hosts(self, table: Table) -> Iterator[tuple[str, Entry]]:
@@ -127,7 +134,7 @@ class _Reader:
             jump_line = line_of(node, line, ("jump",))
             yield (
                 key,
-                Entry(key, line, where, level(settings), members=members, jump_line=jump_line),
+                Entry(key, line, where, level(settings), "", members, jump_line, node),
             )
 
     def hosts(self, table: Table) -> dict[str, Entry]:
@@ -144,7 +151,8 @@ class _Reader:
             own = level(settings)
             jump_line = line_of(node, line, ("jump",)) if "jump" in settings else 0
             for name, address in zip(names, addresses, strict=True):
-                found.setdefault(name, Entry(name, line, where, own, address, jump_line=jump_line))
+                entry = Entry(name, line, where, own, address, jump_line=jump_line, node=node)
+                found.setdefault(name, entry)
         return found
 
     def _host(self, node: Node, line: int, where: str) -> Settings:

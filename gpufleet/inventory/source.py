@@ -80,7 +80,10 @@ def read_source(path: Path) -> str:
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    """Its commands run as root on every node: only root and the caller may have written it."""
+    """Its commands run as root on every node: only root and the caller may have written it.
+
+    A folder that others may write is no way around: the file that they put there is theirs.
+    """
     quoted = shlex.quote(str(path))
     if not stat.S_ISREG(status.st_mode):
         what = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
