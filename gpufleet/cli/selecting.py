@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpufleet.cli.streams import note
-from gpufleet.errors import EmptySelection
+from gpufleet.errors import EmptySelection, SelectionError
 from gpufleet.masking import printable
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def selected(
     special: Mapping[str, Sequence[str]] = {}
     if any(WORD in text for text in texts):
         special = failed_words(fleet, texts, quiet=quiet)
+    special = {**special, **_from_sources(fleet, texts, special)}
     try:
         specs = fleet.select(
             hosts, exclude=exclude or (), limit=limit, special=special, overrides=overrides
@@ -49,3 +50,32 @@ def selected(
             raise
         specs = []
     return fleet, specs
+
+
+def _from_sources(
+    fleet: Fleet, texts: Sequence[str], special: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Words that only ClusterShell's group sources know → their hosts that the inventory has. What
+    it hasn't is told, `--quiet` or not: somebody thinks that it is looked after."""
+    from gpufleet.inventory import fold, words  # noqa: PLC0415
+
+    known = {"all", *fleet.groups(), *special}
+    asked = [word for text in texts if "@" in text for _, word in words(text)]
+    found: dict[str, tuple[str, ...]] = {}
+    for word in asked:
+        bare = word.removeprefix("@")
+        if bare == word or bare in known or bare in found or "[" in bare:
+            continue
+        from gpufleet.inventory.sources import group_nodes  # noqa: PLC0415  # rarely wanted
+
+        nodes = group_nodes(word)
+        if nodes is None:
+            continue
+        hosts = set(fleet.names())
+        found[bare] = tuple(name for name in nodes if name in hosts)
+        if not found[bare]:
+            named = fold(nodes) if nodes else "no nodes"
+            raise SelectionError(f"{word}: the group source names {named}, none in {fleet.path}")
+        if gone := [name for name in nodes if name not in hosts]:
+            note(printable(f"{word}: left out: {fold(gone)} isn't in {fleet.path}"))
+    return found
