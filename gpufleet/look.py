@@ -20,15 +20,20 @@ _ANSWER_MARGIN_S = 15.0
 
 Judge = Callable[[Observation, Plan, NodeSpec], Judgement]
 
+OnEvent = Callable[[str, str], None]
+"""Called with a phase (connect, look) and a detail, for progress on a screen."""
 
-def status_node(spec: NodeSpec, connect: Connect) -> NodeReport:
+_UNSEEN: OnEvent = lambda phase, detail: None  # noqa: E731  # a default with a type
+
+
+def status_node(spec: NodeSpec, connect: Connect, on_event: OnEvent = _UNSEEN) -> NodeReport:
     """IDLE, BUSY, BROKEN, UNKNOWN or UNREACHABLE; never raises a `NodeError`."""
-    return _look(spec, connect, _as_status)
+    return _look(spec, connect, _as_status, on_event)
 
 
-def check_node(spec: NodeSpec, connect: Connect) -> NodeReport:
+def check_node(spec: NodeSpec, connect: Connect, on_event: OnEvent = _UNSEEN) -> NodeReport:
     """READY when a reset could work here: login, root, tools, GPU count; else why not."""
-    return _look(spec, connect, _as_check)
+    return _look(spec, connect, _as_check, on_event)
 
 
 def _as_status(observation: Observation, plan: Plan, spec: NodeSpec) -> Judgement:
@@ -51,11 +56,13 @@ def _as_check(observation: Observation, plan: Plan, spec: NodeSpec) -> Judgement
     return judgement
 
 
-def _look(spec: NodeSpec, connect: Connect, judge: Judge) -> NodeReport:
+def _look(spec: NodeSpec, connect: Connect, judge: Judge, on_event: OnEvent) -> NodeReport:
     started = time.monotonic()
     transport: Transport | None = None
     try:
+        on_event("connect", "")
         transport = connect()
+        on_event("look", "")
         script = look_script(spec.policy, two_samples=False, budget_s=spec.policy.timeout_s)
         answer = transport.run(script, timeout_s=spec.policy.timeout_s + _ANSWER_MARGIN_S)
         observation = parse_observation(answer)

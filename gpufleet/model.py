@@ -63,6 +63,7 @@ class Gpu:
     memory_before_mib: int | None = None
     memory_used_mib: int | None = None
     raw: str = ""
+    memory_total_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class ProcessLine:
     signal: str = ""
     age_s: int | None = None
     """Seconds since its start, when it was seen."""
+    memory_mib: int | None = None
+    """GPU memory charged to its pid by the driver, over all GPUs; None where the driver didn't say."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,12 @@ def node_report(
     acted: bool = False,
 ) -> NodeReport:
     """`plan` is that of `after`. What it would kill are survivors if an act went before (`acted`)."""
-    candidates = tuple(decision.line() for decision in plan.kill) if plan else ()
+    charged = {**_charged(before), **_charged(after)}
+
+    def told(lines: Iterable[ProcessLine]) -> tuple[ProcessLine, ...]:
+        return tuple(replace(line, memory_mib=charged.get(line.pid)) for line in lines)
+
+    candidates = told(decision.line() for decision in plan.kill) if plan else ()
     return NodeReport(
         host=spec.name,
         address=spec.access.address,
@@ -37,8 +42,8 @@ def node_report(
         elapsed_s=round(elapsed_s, 3),
         gpus=_gpus(before, after),
         warnings=judgement.warnings,
-        killed=tuple(killed),
-        spared=tuple(decision.line() for decision in plan.spare) if plan else (),
+        killed=told(killed),
+        spared=told(decision.line() for decision in plan.spare) if plan else (),
         survivors=candidates if acted else (),
         planned=() if acted else candidates,
     )
@@ -76,6 +81,22 @@ def syslog_line(report: NodeReport, run_id: str, who: str) -> str:
     return f"{text}{reason}: {killed}"[:900]
 
 
+def _charged(observation: Observation | None) -> dict[int, int]:
+    """MiB by pid over all GPUs, as the driver charges them; a pid that it gives no number for is
+    left out."""
+    charged: dict[int, int] = {}
+    for app in (observation.apps if observation else None) or ():
+        if app.used_mib is not None:
+            charged[app.pid] = charged.get(app.pid, 0) + app.used_mib
+    return charged
+
+
+def _mib(text: str) -> int | None:
+    """`143771 MiB` → 143771."""
+    number, _, unit = text.partition(" ")
+    return int(number) if unit == "MiB" and number.isascii() and number.isdigit() else None
+
+
 def _gpus(before: Observation | None, after: Observation | None) -> tuple[Gpu, ...]:
     """The newest rows, ordered by index, with what each read before."""
     if after is None or not after.samples:
@@ -88,6 +109,7 @@ def _gpus(before: Observation | None, after: Observation | None) -> tuple[Gpu, .
             memory_before_mib=earlier.get(row.index),
             memory_used_mib=row.used_mib,
             raw=row.raw if row.used_mib is None else "",
+            memory_total_mib=_mib(after.health.values.get(row.index, {}).get("memory.total", "")),
         )
         for row in sorted(after.last.memory.rows, key=lambda row: row.index)
     )

@@ -26,9 +26,9 @@ PLAN = make_plan(AFTER, Policy())
 def test_gpus_are_told_in_order_with_what_they_read_before() -> None:
     report = node_report(SPEC, DIRTY, elapsed_s=1, before=BEFORE, after=AFTER)
     assert (
-        Gpu(0, "GPU-0", 9, 7),
-        Gpu(1, "GPU-1", 5, None, "[N/A]"),
-        Gpu(2, "GPU-2", 0, 0),
+        Gpu(0, "GPU-0", 9, 7, memory_total_mib=143771),
+        Gpu(1, "GPU-1", 5, None, "[N/A]", memory_total_mib=143771),
+        Gpu(2, "GPU-2", 0, 0, memory_total_mib=143771),
     ) == report.gpus
 
 
@@ -58,6 +58,21 @@ def test_the_killed_are_told_as_they_were() -> None:
     line = PLAN.kill[0].line("KILL")
     report = node_report(SPEC, DIRTY, elapsed_s=1, after=AFTER, plan=PLAN, killed=[line])
     assert (line,) == report.killed
+
+
+def test_memory_is_told_of_whoever_it_is_charged_to() -> None:
+    apps = "60, 500 MiB, GPU-0\n60, 250 MiB, GPU-1\n50, [N/A], GPU-0\n"
+    seen = parse_observation(answer([FABRIC_MANAGER, Proc(60, "sglang")], apps=apps, samples=1))
+    plan = make_plan(seen, Policy())
+    killed = [plan.kill[0].line("KILL")]
+
+    report = node_report(SPEC, DIRTY, elapsed_s=1, after=seen, plan=plan, killed=killed)
+    gone = node_report(SPEC, DIRTY, elapsed_s=1, before=seen, after=AFTER, killed=killed)
+
+    assert [750] == [line.memory_mib for line in report.planned]
+    assert [750] == [line.memory_mib for line in report.killed]
+    assert [None] == [line.memory_mib for line in report.spared]
+    assert [750] == [line.memory_mib for line in gone.killed]
 
 
 def test_without_a_reading_there_are_no_gpus() -> None:

@@ -67,7 +67,8 @@ gf_unkillable() {
   [ $((GF_NOW - gf_frozen_since)) -ge "$GF_FROZEN_CS" ]
 }
 
-# gf_ask: reads the memory, and notes the reading where it differs from the last one.
+# gf_ask: reads the memory, and notes the reading where it differs from the last one. GF_SHOWN becomes
+# what heartbeats say of it, for whoever watches.
 gf_ask() {
   gf_read_memory
   gf_reading=$GF_STATUS
@@ -75,6 +76,8 @@ gf_ask() {
   gf_now
   [ "$gf_reading" != "$gf_last" ] || return 0
   gf_last=$gf_reading
+  GF_SHOWN=
+  [ "$GF_STATUS" != 0 ] || [ ${#gf_last} -gt 1000 ] || GF_SHOWN=" | ${gf_last#*;}"
   gf_changed=$GF_NOW
   GF_LOG="${GF_LOG}reading $((GF_NOW - gf_began)) $gf_reading
 "
@@ -107,7 +110,7 @@ gf_watch() {
   while :; do
     gf_now
     if gf_dying; then
-      gf_beat "dying: $GF_WHO"
+      gf_beat "dying: $GF_WHO$GF_SHOWN"
       [ $((GF_NOW - gf_began)) -lt "$GF_DYING_CS" ] || { GF_STOP=dying; return; }
       ! gf_unkillable || { GF_STOP="unkillable $GF_THREAD"; return; }
       gf_interval=100
@@ -123,7 +126,7 @@ gf_watch() {
         ! gf_still || { GF_STOP=still; return; }
         [ $((GF_NOW - gf_began)) -lt "$GF_FREE_CS" ] || { GF_STOP=late; return; }
       fi
-      gf_beat "memory"
+      gf_beat "memory$GF_SHOWN"
     fi
     sleep 0.05
   done
@@ -133,6 +136,7 @@ gf_act() {
   gf_find_stuck
   gf_now
   GF_LOG=
+  GF_SHOWN=
   if [ "$GF_GRACE_CS" -gt 0 ] && [ -n "$GF_KILL" ]; then
     gf_signal TERM
     gf_grace
@@ -147,6 +151,7 @@ gf_act() {
   [ "$GF_STOP" = free ] || gf_read_memory
   gf_sample 1
   if [ "$GF_STOP" = free ]; then
+    gf_mark beat "settle$GF_SHOWN"
     sleep "$GF_SETTLE_S"
     gf_read_memory
     gf_sample 2

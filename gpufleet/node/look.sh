@@ -10,6 +10,7 @@ gf_look() {
   gf_read_memory
   if [ -n "$GF_SETTLE_S" ] && gf_free; then
     gf_sample 1
+    gf_mark beat settle
     sleep "$GF_SETTLE_S"
     gf_read_memory
     gf_sample 2

@@ -22,6 +22,7 @@ from gpufleet.observation.gpus import (
     read_apps,
     read_health,
     read_memory,
+    reading_words,
 )
 from gpufleet.observation.keepers import (
     Container,
@@ -65,6 +66,7 @@ __all__ = [
     "parse_observation",
     "parse_owner",
     "parse_ports",
+    "reading_words",
     "unused",
 ]
 

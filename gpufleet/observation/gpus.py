@@ -7,7 +7,7 @@ the known form stays as it was read and never becomes a number.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpufleet.transport import Answer, Section
@@ -114,6 +114,11 @@ def parse_memory_csv(text: str) -> tuple[tuple[GpuRow, ...], tuple[str, ...]]:
         else:
             others.append(line)
     return tuple(rows), tuple(others)
+
+
+def reading_words(rows: Iterable[GpuRow]) -> str:
+    """`0=150000 1=0 2=?`: MiB by GPU, for screens that show a reading while it changes."""
+    return " ".join(f"{r.index}={'?' if r.used_mib is None else r.used_mib}" for r in rows)
 
 
 def read_memory(answer: Answer, name: str) -> MemoryReading:

@@ -15,7 +15,7 @@ from gpufleet.errors import ConnectionLost, NodeError, Unreachable
 from gpufleet.judge import Evidence, Judgement, judge_dry_run, judge_reset
 from gpufleet.model import Moment, NodeReport, Verdict
 from gpufleet.node import act_script, look_script
-from gpufleet.observation import Observation, parse_observation
+from gpufleet.observation import Observation, parse_observation, reading_words
 from gpufleet.plan import NO_PLAN, make_plan
 from gpufleet.policy import NodeSpec
 from gpufleet.reset.ending import close, ended_early, report_of
@@ -47,7 +47,8 @@ def reset_node(
 
     def noted(phase: str, detail: str) -> None:
         """A phase that goes on (a heartbeat each second) is one moment, with its first word."""
-        if not moments or phase != moments[-1].phase or phase == "retry":
+        new = not moments or phase != moments[-1].phase or phase == "retry"
+        if new and phase != "memory":
             moments.append(Moment(round(run.clock() - started, 3), phase, detail))
         on_event(phase, detail)
 
@@ -76,7 +77,6 @@ def _verdict(state: State) -> NodeReport:
 def _reset(state: State) -> NodeReport:
     policy = state.spec.policy
     script = look_script(policy, two_samples=True, budget_s=state.left_s)
-    state.on_event("look", "")
     observation = parse_observation(ask(state, script, timeout_s=state.left_s))
     _learn(state, observation)
     state.before = state.after
@@ -155,7 +155,6 @@ def _prepared(state: State) -> Judgement:
         return refused
     if state.spec.hooks.before:
         script = look_script(state.spec.policy, two_samples=True, budget_s=state.left_s)
-        state.on_event("look", "")
         state.after = None  # nothing was killed yet, so nothing can have come back
         observation = parse_observation(ask(state, script, timeout_s=state.left_s))
         _learn(state, observation)
@@ -193,7 +192,8 @@ def _act(state: State) -> Judgement:
     policy, plan = state.spec.policy, state.plan
     if plan.kill:
         state.attempts += 1
-        state.on_event("kill", f"attempt {state.attempts}: {len(plan.kill)} processes")
+        count = "1 process" if len(plan.kill) == 1 else f"{len(plan.kill)} processes"
+        state.on_event("kill", f"attempt {state.attempts}: {count}")
     else:
         state.idle_rounds += 1
         state.on_event("free", "waiting for memory")
@@ -225,6 +225,7 @@ def _learn(state: State, observation: Observation) -> None:
     known = set(state.decided)
     first_look = state.after is None
     state.after = observation
+    state.on_event("memory", reading_words(observation.last.memory.rows))
     own_pids = state.run.own_pids(observation)
     state.plan = make_plan(
         observation,

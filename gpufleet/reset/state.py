@@ -14,8 +14,9 @@ from gpufleet.policy import NodeSpec
 from gpufleet.transport import Connect, Transport
 
 OnEvent = Callable[[str, str], None]
-"""Called with a phase (connect, look, guard, before, kill, free, retry, after, done) and a detail,
-for progress on a screen."""
+"""Called with a phase (connect, look, guard, before, kill, free, settle, retry, after, done) and a
+detail, for progress on a screen; and with `memory` and a reading (`0=150000 1=0 2=?`, MiB by GPU),
+which is no phase."""
 
 Crowd = frozenset[tuple[str, str]]
 """Whose processes a person was shown on a node: user, and Slurm job or ""."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tenacity
 
 from gpufleet.errors import ConnectionLost, Unreachable
-from gpufleet.observation import Observation, parse_observation
+from gpufleet.observation import Observation, parse_memory_csv, parse_observation, reading_words
 from gpufleet.reset.state import State
 from gpufleet.transport import Answer, Beat, Script, Transport
 
@@ -30,17 +30,29 @@ def ask(state: State, script: Script, *, timeout_s: float) -> Answer:
 def observe(state: State, script: Script, *, timeout_s: float) -> Observation:
     """Run a script that looks or acts, and notes when its signals are out."""
     state.signalled = False
+    beat = _hearing(state)
+    return parse_observation(exchange(state, script, timeout_s=timeout_s, beat=beat))
+
+
+def _hearing(state: State) -> Beat:
+    """Tells the heartbeats of a script that looks or acts: `dying: 4711 | 0, 61000 MiB;1, 0 MiB`."""
 
     def beat(text: str) -> None:
         state.signalled = state.signalled or text == "signals sent"
-        state.on_event("free", text)
+        said, _, rows = text.partition(" | ")
+        state.on_event(*(("settle", "") if said == "settle" else ("free", said)))
+        if rows:
+            state.on_event("memory", reading_words(parse_memory_csv(rows.replace(";", "\n"))[0]))
 
-    return parse_observation(exchange(state, script, timeout_s=timeout_s, beat=beat))
+    return beat
 
 
 def exchange(state: State, script: Script, *, timeout_s: float, beat: Beat | None = None) -> Answer:
     if state.transport is None:
         state.transport = _connected(state)
+    if script.name == "look":
+        state.on_event("look", "")
+        beat = beat or _hearing(state)
     return state.transport.run(script, timeout_s=timeout_s + _ANSWER_MARGIN_S, beat=beat)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpufleet.look import check_node, status_node
@@ -123,7 +124,7 @@ def check(
 
 def _look(
     command: str,
-    look: Callable[[NodeSpec, Callable[[], Transport]], NodeReport],
+    look: Callable[[NodeSpec, Callable[[], Transport], Callable[[str, str], None]], NodeReport],
     specs: Sequence[NodeSpec],
     selection: str,
     parallel: int,
@@ -138,7 +139,8 @@ def _look(
     network = _network(specs, interrupt, progress)
 
     def work(spec: NodeSpec) -> NodeReport:
-        report = look(spec, Connector(spec, interrupt, network))
+        on_event = partial(progress.on_event, spec.name)
+        report = look(spec, Connector(spec, interrupt, network), on_event)
         if interrupt and report.verdict in {Verdict.UNKNOWN, Verdict.UNREACHABLE}:
             return untouched(spec)
         return report
