@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Simulated nodes are made of namespaces and mounts, which need root.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: demo test test-systemd test-gpu chaos lint build clean help
+.PHONY: man demo test test-systemd test-gpu chaos lint build clean help
 
 help:
 	@echo "make demo   four simulated GPU nodes, a look, a reset, the result (needs root or sudo)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-gpu       resets of this machine's real NVIDIA GPUs, which must be idle"
 	@echo "make chaos N=1000   random scenes and faults, with an oracle that knows the truth"
 	@echo "make lint   ruff, mypy, shellcheck, import contracts"
+	@echo "make man    docs/gpufleet.1 from the commands' help"
 	@echo "make build  the wheel, in dist/"
 
 demo: $(VENV)/.ready
@@ -45,6 +46,9 @@ lint: $(VENV)/.ready
 	$(BIN)/lint-imports
 	shellcheck -s sh gpufleet/node/*.sh tests/*.sh
 	shellcheck .ci/run tests/systemd/keeper.sh
+
+man: $(VENV)/.ready
+	$(BIN)/python -m tests.manpage
 
 build: $(VENV)/.ready
 	$(BIN)/python -m build --wheel

@@ -18,6 +18,7 @@ need unshare util-linux
 need perl perl-base
 need cron cron
 need shellcheck shellcheck
+need tmux tmux
 need "$python" python3
 # Debian splits the module that makes virtual environments off.
 "$python" -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"

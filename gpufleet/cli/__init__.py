@@ -7,6 +7,7 @@ standard error. Nothing is asked where no terminal is. One module per command; `
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from gpufleet import __version__
 from gpufleet.cli.history import history
 from gpufleet.cli.hosts import hosts
 from gpufleet.cli.look import check, status
+from gpufleet.cli.report import report
 from gpufleet.cli.reset import reset
 from gpufleet.cli.streams import note, nowhere, write
 from gpufleet.errors import GpufleetError
@@ -28,9 +30,26 @@ USAGE_ERROR = 2
 NOT_TOLD = 3
 """A result that nobody got is as good as none."""
 
+HELP = """Bring GPU nodes back to a proven clean slate over SSH.
+
+\b
+Three commands to begin with; only the last changes anything:
+  gpufleet status -H pool            who holds which GPU
+  gpufleet reset  -H pool --dry-run  whom it would kill, and whom it spares
+  gpufleet reset  -H pool            kill them, and prove that GPUs are free
+"""
+
+EXIT_STATUS = """\b
+Exit status of reset:
+  0  all CLEAN           3  some UNKNOWN, UNREACHABLE or NOT STARTED
+  1  some DIRTY, BROKEN  4  some SKIPPED (--allow-skipped: 0)
+  2  usage, fleet.yaml or selection: nothing was contacted
+  129, 130, 143  stopped by HUP, INT, TERM; the result is printed
+"""
+
 app = typer.Typer(
-    help="Bring GPU nodes back to a proven clean slate over SSH.",
-    add_completion=False,
+    help=HELP,
+    epilog=EXIT_STATUS,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -45,7 +64,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         result = app(list(arguments), prog_name="gpufleet", standalone_mode=False)
     except TyperException as error:
-        return _refuse(error.format_message())
+        return _refuse(_worded(error.format_message()))
     except GpufleetError as error:
         return _refuse(str(error))
     except (Abort, KeyboardInterrupt):
@@ -56,6 +75,12 @@ def run_command(arguments: Sequence[str]) -> int:
         note(f"gpufleet: the result could not be written: {error.strerror}")
         return NOT_TOLD
     return int(result or 0)
+
+
+def _worded(message: str) -> str:
+    """The library's two ways of guessing a word, as this program says it everywhere."""
+    message = re.sub(r"\(Possible options: ([^,)]*).*\)$", r"(did you mean \1?)", message)
+    return re.sub(r"\. Did you mean '([^']*)'.*\?$", r" (did you mean \1?)", message)
 
 
 def _refuse(message: str) -> int:
@@ -78,5 +103,5 @@ def _options(
     return 0
 
 
-for command in (reset, status, check, hosts, history):
+for command in (status, reset, check, hosts, history, report):
     app.command()(command)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from gpufleet.cli.failed import nothing_failed
 from gpufleet.cli.logfile import logged, logging_to
@@ -12,6 +14,7 @@ from gpufleet.cli.options import (
     Hosts,
     Inventory,
     Json,
+    JsonLines,
     Limit,
     LogFile,
     NoColor,
@@ -21,9 +24,11 @@ from gpufleet.cli.options import (
     Verbose,
 )
 from gpufleet.cli.selecting import selected
-from gpufleet.cli.showing import View, progress, show
+from gpufleet.cli.showing import View, show, watching
+from gpufleet.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpufleet.model import RunReport
     from gpufleet.policy import NodeSpec
 
 
@@ -32,19 +37,66 @@ def status(
     inventory: Inventory = None,
     exclude: Exclude = None,
     limit: Limit = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="name|memory|verdict", help="Order of the nodes")
+    ] = "name",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="VERDICT",
+            help="Show only idle, busy, broken, unknown or unreachable nodes (repeatable)",
+        ),
+    ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option("--watch", metavar="DURATION", help="Look again after this, until q or ^C"),
+    ] = None,
     timeout: Timeout = None,
     parallel: Parallel = 64,
     log_file: LogFile = None,
     json: Json = False,
+    jsonl: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
     no_color: NoColor = False,
 ) -> int:
-    """Memory, holders and health of each node; changes nothing."""
-    view = View(json, quiet, verbose, no_color)
+    """Memory, holders and health of each node; changes nothing.
+
+    \b
+    gpufleet status -H inference-pool --watch 5s
+    gpufleet status -H all --only busy --sort memory
+    """
+    from gpufleet.render.heat import ONLIES, SORTS  # noqa: PLC0415  # as above
+
+    view = View(
+        json,
+        quiet,
+        verbose,
+        no_color,
+        jsonl,
+        _word("--sort", sort, SORTS),
+        [_word("--only", word, ONLIES) for word in only or []],
+    )
     settings = {"timeout": timeout}
     _, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
-    return _inspect("status", specs, hosts, parallel, log_file, view)
+    if not specs:
+        return nothing_failed("status", hosts, view)
+    every_s = None
+    if watch is not None:
+        from gpufleet.cli.watch import watch_pause  # noqa: PLC0415  # as above
+
+        every_s = watch_pause(watch, view)
+    first = _look("status", specs, hosts, parallel, log_file, view)
+    if every_s is None or first.interrupted_by is not None:
+        return show(first, first.exit_code(), view)
+    from gpufleet.cli.watch import watch_status  # noqa: PLC0415  # as above
+    from gpufleet.run import status as look  # noqa: PLC0415
+
+    def again() -> RunReport:
+        return look(specs, selection=hosts, parallel=parallel)
+
+    return watch_status(first, again, every_s, view)
 
 
 def check(
@@ -56,37 +108,42 @@ def check(
     parallel: Parallel = 64,
     log_file: LogFile = None,
     json: Json = False,
+    jsonl: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
     no_color: NoColor = False,
 ) -> int:
-    """Would a reset work here? Login, privilege, tools, GPUs."""
-    view = View(json, quiet, verbose, no_color)
+    """Would a reset work? Login, root, tools, GPUs; changes nothing."""
+    view = View(json, quiet, verbose, no_color, jsonl)
     settings = {"timeout": timeout}
     _, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
-    return _inspect("check", specs, hosts, parallel, log_file, view)
+    if not specs:
+        return nothing_failed("check", hosts, view)
+    report = _look("check", specs, hosts, parallel, log_file, view)
+    return show(report, report.exit_code(), view)
 
 
-def _inspect(
+def _word(option: str, read: str, known: tuple[str, ...]) -> str:
+    if read.lower() in known:
+        return read.lower()
+    from gpufleet.inventory.problems import show as quoted  # noqa: PLC0415  # as above
+    from gpufleet.inventory.problems import suggest  # noqa: PLC0415
+
+    near = suggest(read, known) or f": {', '.join(known)}"
+    raise UsageError(f"{option} {quoted(read)}: not one of its words{near}")
+
+
+def _look(
     command: Literal["status", "check"],
     specs: list[NodeSpec],
     hosts: str,
     parallel: int,
     log_file: Path | None,
     view: View,
-) -> int:
-    if not specs:
-        return nothing_failed(command, hosts, view)
+) -> RunReport:
     from gpufleet import run  # noqa: PLC0415  # as above
 
     look = run.status if command == "status" else run.check
     run_id = run.new_run_id()
-    with logging_to(log_file, run_id, view.verbose):
-        report = look(
-            specs,
-            selection=hosts,
-            parallel=parallel,
-            progress=logged(progress(view, len(specs))),
-            run_id=run_id,
-        )
-    return show(report, report.exit_code(), view)
+    with logging_to(log_file, run_id, view.verbose), watching(view, specs, command, hosts) as told:
+        return look(specs, selection=hosts, parallel=parallel, progress=logged(told), run_id=run_id)

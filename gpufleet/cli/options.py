@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gpufleet.cli.completion import complete_hosts
+
 Inventory = Annotated[
     Path | None,
     typer.Option(
@@ -25,19 +27,42 @@ Hosts = Annotated[
         metavar="SELECTION",
         help="Host, group, gpu[01-16], comma list, all, @failed (not CLEAN in the last reset), "
         "@failed:RUN; also ClusterShell's ! and &, quoted",
+        autocompletion=complete_hosts,
     ),
 ]
 AnyHosts = Annotated[
-    str, typer.Option("-H", "--hosts", metavar="SELECTION", help="What to show; all by default")
+    str,
+    typer.Option(
+        "-H",
+        "--hosts",
+        metavar="SELECTION",
+        help="What to show",
+        autocompletion=complete_hosts,
+    ),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("-x", "--exclude", metavar="SELECTION", help="Leave these out (repeatable)"),
+    typer.Option(
+        "-x",
+        "--exclude",
+        metavar="SELECTION",
+        help="Leave these out (repeatable)",
+        autocompletion=complete_hosts,
+    ),
 ]
 Limit = Annotated[
-    str | None, typer.Option("--limit", metavar="SELECTION", help="Only those that are in both")
+    str | None,
+    typer.Option(
+        "--limit",
+        metavar="SELECTION",
+        help="Only those that are in both",
+        autocompletion=complete_hosts,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output")]
+JsonLines = Annotated[
+    bool, typer.Option("--jsonl", help="Events while it runs, one JSON object per line")
+]
 Quiet = Annotated[
     bool, typer.Option("-q", "--quiet", help="Only nodes that failed or carry a warning")
 ]
@@ -47,13 +72,18 @@ Verbose = Annotated[
         "-v",
         "--verbose",
         count=True,
+        show_default=False,
         help="List killed, spared and each GPU; -vv: every event and SSH's own log on stderr",
     ),
 ]
 Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes at once")]
 Timeout = Annotated[
     str | None,
-    typer.Option("--timeout", metavar="DURATION", help="Per node, from its own start, like 300s"),
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        help="Per node, from its own start [default: fleet.yaml, else 300s]",
+    ),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours (or set NO_COLOR)")]
 LogFile = Annotated[

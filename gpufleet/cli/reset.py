@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from gpufleet.cli.options import (
     Hosts,
     Inventory,
     Json,
+    JsonLines,
     KeepHistory,
     Limit,
     LogFile,
@@ -26,7 +28,7 @@ from gpufleet.cli.options import (
 )
 from gpufleet.cli.recording import DAYS, Traces, recording
 from gpufleet.cli.selecting import selected
-from gpufleet.cli.showing import View, progress, show
+from gpufleet.cli.showing import View, show, watching
 
 
 def reset(
@@ -40,21 +42,41 @@ def reset(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing")] = False,
     grace: Annotated[
         str | None,
-        typer.Option("--grace", metavar="DURATION", help="TERM first, KILL after this"),
+        typer.Option(
+            "--grace",
+            metavar="DURATION",
+            help="TERM first, KILL after this [default: fleet.yaml, else 0s: KILL at once]",
+        ),
     ] = None,
     tolerance: Annotated[
-        str | None, typer.Option("--tolerance", metavar="MIB", help="Memory that counts as free")
+        str | None,
+        typer.Option(
+            "--tolerance",
+            metavar="MIB",
+            help="MiB per GPU that count as free [default: fleet.yaml, else 0]",
+        ),
     ] = None,
     attempts: Annotated[
-        str | None, typer.Option("--attempts", metavar="N", help="Kill so often at most")
+        str | None,
+        typer.Option(
+            "--attempts", metavar="N", help="Kill so often at most [default: fleet.yaml, else 3]"
+        ),
     ] = None,
     settle: Annotated[
         str | None,
-        typer.Option("--settle", metavar="DURATION", help="Between the two clean samples"),
+        typer.Option(
+            "--settle",
+            metavar="DURATION",
+            help="Between the two clean samples [default: fleet.yaml, else 500ms]",
+        ),
     ] = None,
     jobs: Annotated[
         str | None,
-        typer.Option("--jobs", metavar="spare|kill", help="Nodes with a Slurm job or a pod"),
+        typer.Option(
+            "--jobs",
+            metavar="spare|kill",
+            help="Nodes with a Slurm job or a pod [default: fleet.yaml, else spare: SKIPPED]",
+        ),
     ] = None,
     match_workload: Annotated[
         list[str] | None,
@@ -101,11 +123,18 @@ def reset(
     log_file: LogFile = None,
     keep_history: KeepHistory = f"{DAYS}d",
     json: Json = False,
+    jsonl: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
     no_color: NoColor = False,
 ) -> int:
-    """Kill the workload, prove that every GPU is free, and say so."""
+    """Kill the workload, prove that every GPU is free, and say so.
+
+    \b
+    gpufleet reset -H gpu01 --dry-run                     whom it would kill, and why
+    gpufleet reset -H inference-pool -x gpu07 --grace 10s
+    gpufleet reset -H inference-pool --quiet --yes        for cron: prints only what failed
+    """
     settings: dict[str, str | list[str] | None] = {
         "grace": grace,
         "tolerance": tolerance,
@@ -116,7 +145,7 @@ def reset(
         "protect": protect,
         "timeout": timeout,
     }
-    view = View(json, quiet, verbose, no_color)
+    view = View(json, quiet, verbose, no_color, jsonl)
     traces = Traces(log_file, metrics_file, keep_history, verbose)
     traces.keep_days  # noqa: B018  # refused now, not after the question
     fleet, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
@@ -126,10 +155,6 @@ def reset(
     from gpufleet.run.rolling import parse_rolling  # noqa: PLC0415
 
     parse_rolling(batch, max_failures, canary)  # before anybody is asked
-    watching = progress(view, len(specs))
-    shown = None if dry_run else confirm(fleet, specs, hosts, yes, parallel, watching)
-    if shown is not None:  # its notes were told at the first look
-        watching = replace(watching, on_note=lambda note: None)
     given = {
         **settings,
         "exclude": exclude,
@@ -139,21 +164,27 @@ def reset(
         "max_failures": max_failures,
         "canary": canary or None,
     }
-    with recording(
-        traces, fleet, specs, watching, selection=hosts, settings=given, dry_run=dry_run
-    ) as record:
-        report = run.reset(
-            specs,
-            selection=hosts,
-            dry_run=dry_run,
-            parallel=parallel,
-            progress=record.progress,
-            run_id=record.run_id,
-            batch=batch,
-            max_failures=max_failures,
-            canary=canary,
-            shown=shown,
-        )
-        exit_code = report.exit_code(allow_skipped=allow_skipped)
-        record.finish(report, exit_code)
-        return show(report, exit_code, view)
+    with contextlib.ExitStack() as screen:
+        told = screen.enter_context(watching(view, specs, "reset", hosts, dry_run=dry_run))
+        shown = None if dry_run else confirm(fleet, specs, hosts, yes, parallel, told)
+        if shown is not None:  # its notes were told at the first look
+            told = replace(told, on_note=lambda note: None)
+        with recording(
+            traces, fleet, specs, told, selection=hosts, settings=given, dry_run=dry_run
+        ) as record:
+            report = run.reset(
+                specs,
+                selection=hosts,
+                dry_run=dry_run,
+                parallel=parallel,
+                progress=record.progress,
+                run_id=record.run_id,
+                batch=batch,
+                max_failures=max_failures,
+                canary=canary,
+                shown=shown,
+            )
+            screen.close()  # the result takes the live view's place
+            exit_code = report.exit_code(allow_skipped=allow_skipped)
+            record.finish(report, exit_code)
+            return show(report, exit_code, view)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
+
+if TYPE_CHECKING:
+    from gpufleet.render.ink import Ink
 
 
 def write(text: str) -> None:
@@ -40,3 +43,26 @@ def note(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
         except OSError:  # a full disk takes the note, never the verdict
             sys.stderr = nowhere()
+
+
+def ink_for(stream: TextIO | None, *, no_color: bool = False) -> Ink:
+    """What this stream can carry. Redirected output has no control codes and is never cut."""
+    from gpufleet.render.ink import Ink  # noqa: PLC0415  # only a real start pays for it
+
+    term = os.environ.get("TERM", "")
+    screen = is_terminal(stream)
+    encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
+    colour = screen and not no_color and not os.environ.get("NO_COLOR") and term not in _NO_CODES
+    # The kernel's own console speaks UTF-8, but its fonts lack most block signs.
+    signs = encoding.startswith("utf") and not (screen and term in {*_NO_CODES, "linux"})
+    width = 0
+    if screen and stream is not None:
+        try:
+            width = os.get_terminal_size(stream.fileno()).columns
+        except (OSError, ValueError):
+            width = 80
+    return Ink(colour, signs, width)
+
+
+_NO_CODES = ("", "dumb")
+"""Values of TERM for screens that move no cursor and know no colour."""

@@ -25,8 +25,13 @@ VERDICTS = {"reset": RESET_VERDICTS, "status": STATUS_VERDICTS, "check": CHECK_V
 
 def run_document(report: RunReport, exit_code: int) -> str:
     """The whole run. ASCII only, so that what a node said can't disturb a terminal or a mail."""
+    return json.dumps(run_data(report, exit_code), indent=1)
+
+
+def run_data(report: RunReport, exit_code: int | None) -> dict[str, Any]:
+    """The same as plain data, as records keep it and `gpufleet report` reads it."""
     nodes = [node_document(node, report.command, dry_run=report.dry_run) for node in report.nodes]
-    return json.dumps({**run_header(report, exit_code), "nodes": nodes}, indent=1)
+    return {**run_header(report, exit_code), "nodes": nodes}
 
 
 def run_header(report: RunReport, exit_code: int | None) -> dict[str, Any]:
@@ -99,6 +104,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "uuid": gpu.uuid,
         "memory_before_mib": gpu.memory_before_mib,
         "memory_used_mib": gpu.memory_used_mib,
+        "memory_total_mib": gpu.memory_total_mib,
     }
     if gpu.memory_used_mib is None:
         document["raw"] = gpu.raw
@@ -115,4 +121,5 @@ def _process(line: ProcessLine) -> dict[str, Any]:
         "why": line.why,
         "signal": line.signal,
         "age_s": line.age_s,
+        "memory_mib": line.memory_mib,
     }

@@ -1,0 +1,145 @@
+"""What stands on a real terminal, against screens kept as text in screens/.
+
+After a change that is meant: `SCREENS=write python -m pytest tests/screens`, and read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.screens.terminal import MISSING, Terminal
+from tests.simfleet import SGLANG, Proc, SimFleet
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+KEPT = Path(__file__).parent / "kept"
+ROOT = Path(__file__).parent.parent.parent
+ASCII = {"TERM": "linux"}
+COLOURLESS = {"NO_COLOR": "1"}
+
+
+def captured(
+    view: str,
+    columns: int,
+    nodes: int,
+    tmp_path: Path,
+    environment: dict[str, str] | None = None,
+    *,
+    colours: bool = False,
+) -> str:
+    ready = tmp_path / "ready"
+    ready.unlink(missing_ok=True)
+    command = f"cd {ROOT} && {sys.executable} -m tests.screens.play {view} {nodes} {ready}"
+    rows = 24 if columns == 80 else 50
+    with Terminal(command, columns, rows, environment) as terminal:
+        terminal.wait(ready.exists)
+        before = ""
+        while (screen := terminal.screen(history=view != "live", colours=colours)) != before:
+            before = screen
+        return screen
+
+
+def compare(screen: str, name: str) -> None:
+    path = KEPT / f"{name}.txt"
+    if os.environ.get("SCREENS") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(screen, encoding="utf-8")
+    assert screen == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("nodes", [1, 16, 200])
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("view", ["live", "result", "status"])
+def test_a_screen_is_as_it_was(view: str, columns: int, nodes: int, tmp_path: Path) -> None:
+    compare(captured(view, columns, nodes, tmp_path), f"{view}-{nodes}-nodes-{columns}-columns")
+
+
+@pytest.mark.parametrize("view", ["live", "result", "status"])
+def test_without_block_signs_it_says_the_same_in_letters(view: str, tmp_path: Path) -> None:
+    screen = captured(view, 80, 16, tmp_path, ASCII)
+
+    compare(screen, f"{view}-16-nodes-80-columns-ascii")
+    assert screen.isascii()
+
+
+@pytest.mark.parametrize("view", ["live", "status"])
+def test_colours_are_as_they_were(view: str, tmp_path: Path) -> None:
+    compare(captured(view, 80, 16, tmp_path, colours=True), f"{view}-16-nodes-80-columns-colours")
+
+
+@pytest.mark.parametrize("view", ["live", "result", "status"])
+def test_no_color_means_none(view: str, tmp_path: Path) -> None:
+    screen = captured(view, 80, 16, tmp_path, COLOURLESS, colours=True)
+    assert "\x1b" not in screen
+
+
+def test_the_result_takes_the_place_of_the_live_view(tmp_path: Path) -> None:
+    assert captured("after", 80, 16, tmp_path) == captured("result", 80, 16, tmp_path)
+
+
+def test_no_line_of_a_live_view_is_wider_than_the_terminal(tmp_path: Path) -> None:
+    """A wrapped line would break the frame; at 30 columns nearly all are cut."""
+    screen = captured("live", 30, 16, tmp_path)
+    assert sum(line.startswith("gpu") for line in screen.splitlines()) == 16
+
+
+def gpufleet(fleet: SimFleet, arguments: str) -> str:
+    return f"{sys.executable} -m gpufleet {arguments} -i {fleet.fleet_yaml}"
+
+
+def test_a_real_reset_leaves_its_result_on_the_screen_once(fleet: SimFleet) -> None:
+    for node in fleet:
+        node.start(SGLANG)
+
+    with Terminal(gpufleet(fleet, "reset -H inference-pool --yes"), 80, 24) as terminal:
+        terminal.wait(lambda: "gpu04" in terminal.screen())
+        terminal.wait(lambda: "ENDED 0" in terminal.screen())
+        screen = terminal.screen(history=True)
+        shown = terminal.cursor_shown()
+
+    lines = screen.splitlines()
+    assert lines[0].split() == ["NODE", "VERDICT", "GPUS", "KILLED", "SPARED", "SECONDS"]
+    assert lines[1].split()[:2] == ["gpu[01-04]", "CLEAN"]
+    assert lines[2].startswith("4 nodes: 4 CLEAN (")
+    assert lines[3:] == ["", "ENDED 0"]
+    assert shown
+
+
+def test_an_interrupt_leaves_a_report_and_a_working_terminal(fleet: SimFleet) -> None:
+    fleet["gpu01"].start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=60),))
+
+    with Terminal(gpufleet(fleet, "reset -H gpu01 --yes"), 80, 24) as terminal:
+        terminal.wait(lambda: "memory" in terminal.screen() or "free " in terminal.screen())
+        terminal.keys("C-c")
+        terminal.wait(lambda: "ENDED 130" in terminal.screen())
+        screen = terminal.screen(history=True)
+        shown = terminal.cursor_shown()
+
+    assert "why: interrupted: state not verified" in screen
+    assert "Traceback" not in screen
+    assert shown
+
+
+def test_watching_shows_changes_until_q_and_then_the_last_look(fleet: SimFleet) -> None:
+    fleet["gpu01"].start(SGLANG)
+
+    command = gpufleet(fleet, "status -H inference-pool --watch 300ms") + "; stty -a"
+    with Terminal(command, 80, 40) as terminal:
+        terminal.wait(lambda: "gpu01       BUSY" in terminal.screen())
+        assert "q ends" in terminal.screen()
+        fleet["gpu01"].clear()
+        terminal.wait(lambda: "gpu[01-04]  IDLE" in terminal.screen())
+        terminal.keys("q")
+        terminal.wait(lambda: "ENDED 0" in terminal.screen())
+        screen = terminal.screen()
+        shown = terminal.cursor_shown()
+
+    assert screen.splitlines()[1].startswith("gpu[01-04]  IDLE")
+    assert "q ends" not in screen
+    assert " icanon" in screen
+    assert " echo " in screen
+    assert shown
