@@ -16,6 +16,9 @@ PHASES = {
     "free": "waiting for memory",
     "settle": "settling",
     "retry": "trying again",
+    "guard": "guard",
+    "before": "before",
+    "after": "after",
 }
 """Phase → what a reader is told it is. Others are drawn without a colour of their own."""
 
