@@ -217,7 +217,7 @@ def test_before_and_after_run_around_the_kills_and_know_the_node(
     assert hooked.seen() == "gpu01 before\nafter CLEAN 1 .\n"
     assert report["warnings"] == []
     assert [m["phase"] for m in report["timeline"]] == [
-        *("look", "connect", "before", "look", "kill", "free", "after", "done"),
+        *("connect", "look", "before", "look", "kill", "free", "settle", "after", "done"),
     ]
 
 
