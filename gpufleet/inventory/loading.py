@@ -72,7 +72,8 @@ def _apply(
         for conflict in disagreements:
             conflicts.setdefault(conflict, []).extend(hosts)
         hops = jump_hosts.hops(merged.get("jump", ()))
-        merged["jump"] = tuple(name for name, _ in hops)
+        if "jump" in merged:  # said; where it isn't, OpenSSH's files may have a say
+            merged["jump"] = tuple(name for name, _ in hops)
         shared = Applied(
             settings.access(merged, ""), settings.policy(merged), settings.hooks(merged), hops
         )

@@ -157,10 +157,10 @@ def _keywords(file: str, base: str, depth: int = 0) -> Iterator[str]:
     except OSError:
         return
     for line in lines:
-        found = re.match(r'\s*"?([A-Za-z0-9]+)"?[\s=]+(.*)', line)
+        found = re.match(r'\s*"?([A-Za-z0-9]+)"?(?:[\s=]+(.*)|$)', line)
         if not found:
             continue
-        word, rest = found[1].lower(), found[2]
+        word, rest = found[1].lower(), found[2] or ""
         yield word
         if word == "include" and depth < 16:
             for name in re.findall(r'"([^"]+)"|(\S+)', rest):
