@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from gpufleet.dialing import Dialing, dial
 from gpufleet.errors import NodeError, Unreachable
 from gpufleet.judge import Judgement, judge_status
 from gpufleet.model import NodeReport, Verdict
@@ -25,15 +26,28 @@ OnEvent = Callable[[str, str], None]
 
 _UNSEEN: OnEvent = lambda phase, detail: None  # noqa: E731  # a default with a type
 
+Interrupted = Callable[[], bool]
+_NEVER: Interrupted = lambda: False  # noqa: E731  # as above
 
-def status_node(spec: NodeSpec, connect: Connect, on_event: OnEvent = _UNSEEN) -> NodeReport:
+
+def status_node(
+    spec: NodeSpec,
+    connect: Connect,
+    on_event: OnEvent = _UNSEEN,
+    interrupted: Interrupted = _NEVER,
+) -> NodeReport:
     """IDLE, BUSY, BROKEN, UNKNOWN or UNREACHABLE; never raises a `NodeError`."""
-    return _look(spec, connect, _as_status, on_event)
+    return _look(spec, connect, _as_status, on_event, interrupted)
 
 
-def check_node(spec: NodeSpec, connect: Connect, on_event: OnEvent = _UNSEEN) -> NodeReport:
+def check_node(
+    spec: NodeSpec,
+    connect: Connect,
+    on_event: OnEvent = _UNSEEN,
+    interrupted: Interrupted = _NEVER,
+) -> NodeReport:
     """READY when a reset could work here: login, root, tools, GPU count; else why not."""
-    return _look(spec, connect, _as_check, on_event)
+    return _look(spec, connect, _as_check, on_event, interrupted)
 
 
 def _as_status(observation: Observation, plan: Plan, spec: NodeSpec) -> Judgement:
@@ -56,12 +70,19 @@ def _as_check(observation: Observation, plan: Plan, spec: NodeSpec) -> Judgement
     return judgement
 
 
-def _look(spec: NodeSpec, connect: Connect, judge: Judge, on_event: OnEvent) -> NodeReport:
+def _look(
+    spec: NodeSpec, connect: Connect, judge: Judge, on_event: OnEvent, interrupted: Interrupted
+) -> NodeReport:
     started = time.monotonic()
     transport: Transport | None = None
+
+    def on_retry(number: int, why: str, pause_s: float) -> None:
+        on_event("retry", f"try {number}: {why}; next in {pause_s:.1f} s")
+
     try:
         on_event("connect", "")
-        transport = connect()
+        dialing = Dialing(spec.policy.timeout_s, interrupted, on_retry=on_retry)
+        transport = dial(connect, spec.access, dialing)
         on_event("look", "")
         script = look_script(spec.policy, two_samples=False, budget_s=spec.policy.timeout_s)
         answer = transport.run(script, timeout_s=spec.policy.timeout_s + _ANSWER_MARGIN_S)

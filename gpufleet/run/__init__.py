@@ -124,7 +124,10 @@ def check(
 
 def _look(
     command: str,
-    look: Callable[[NodeSpec, Callable[[], Transport], Callable[[str, str], None]], NodeReport],
+    look: Callable[
+        [NodeSpec, Callable[[], Transport], Callable[[str, str], None], Callable[[], bool]],
+        NodeReport,
+    ],
     specs: Sequence[NodeSpec],
     selection: str,
     parallel: int,
@@ -140,7 +143,8 @@ def _look(
 
     def work(spec: NodeSpec) -> NodeReport:
         on_event = partial(progress.on_event, spec.name)
-        report = look(spec, Connector(spec, interrupt, network), on_event)
+        connector = Connector(spec, interrupt, network)
+        report = look(spec, connector, on_event, interrupt.__bool__)
         if interrupt and report.verdict in {Verdict.UNKNOWN, Verdict.UNREACHABLE}:
             return untouched(spec)
         return report

@@ -26,7 +26,7 @@ class Interrupt:
         self.touched: set[str] = set()
         """Names of nodes on which a process may have been signalled."""
         self.also_cut: list[Callable[[], None]] = []
-        """Ends what nodes share: connections to jump hosts."""
+        """Ends what isn't a node's connection yet: logins under way."""
         self._live: set[Transport] = set()
         self._lock = threading.Lock()
 
@@ -96,11 +96,12 @@ class Connector:
         self._network = network
 
     def __call__(self) -> Transport:
-        return self._interrupt.guard(Guarded(self.anyway(), self._interrupt))
+        session = self._network.connect(self._spec)
+        return self._interrupt.guard(Guarded(session, self._interrupt))
 
     def anyway(self) -> Transport:
         """One that the interrupt doesn't cut."""
-        return self._network.connect(self._spec)
+        return self._network.connect(self._spec, anyway=True)
 
 
 class Guarded:

@@ -96,6 +96,7 @@ def _log_in(
     started = time.monotonic()
     limit = target.access.connect_timeout_s
     client = connection.client
+    offer: Offer = connection.connect_kwargs["auth_strategy"]
 
     def give_up() -> None:
         with contextlib.suppress(OSError, EOFError):
@@ -103,17 +104,24 @@ def _log_in(
         client.close()
 
     # paramiko limits each step; a server that feeds it crumbs stays below each of those limits.
-    with WATCHDOG.watch(2 * limit + max(limit, AUTH_S), give_up):
+    with (
+        WATCHDOG.watch(2 * limit + max(limit, AUTH_S), give_up),
+        WATCHDOG.watch(2 * limit, give_up) as handshake,
+    ):
+        offer.on_start = handshake.end
         try:
             connection.open()
         except BaseException as error:
             transport = client.get_transport()
             # fabric leaves the transport's thread and the socket behind after a failed open.
             client.close()
-            if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
-                took_s = time.monotonic() - started
-                raise _failure(target, keys, error, took_s, transport, sock) from error
-            raise
+            if isinstance(sock, CommandSocket):
+                sock.close()  # now, so that its last words are out
+            if isinstance(error, Unreachable) or not isinstance(error, Exception):
+                raise
+            # A server's garbage makes paramiko raise about anything: ValueError, IndexError …
+            took_s = time.monotonic() - started
+            raise _failure(target, keys, error, took_s, transport, sock) from error
     transport = client.get_transport()
     if transport is None or not transport.is_authenticated():
         client.close()

@@ -47,8 +47,11 @@ class Offer(AuthStrategy):
         super().__init__(ssh_config=paramiko.SSHConfig())
         self._user = user
         self._identities = identities
+        self.on_start: Callable[[], None] = lambda: None
+        """Called when the handshake is over and the login begins."""
 
     def get_sources(self) -> Iterator[AuthSource]:
+        self.on_start()
         for identity in self._identities:
             yield InMemoryPrivateKey(self._user, identity.key)
 

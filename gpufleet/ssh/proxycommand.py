@@ -22,6 +22,7 @@ class CommandSocket(socket.socket):
 
     _command: subprocess.Popen[bytes]
     _stderr: IO[bytes]
+    _last_words = ""
 
     @classmethod
     def start(cls, command: str) -> CommandSocket:
@@ -49,8 +50,8 @@ class CommandSocket(socket.socket):
         """What it wrote to standard error so far, in one line."""
         with contextlib.suppress(OSError, ValueError):
             self._stderr.seek(0)
-            return " ".join(self._stderr.read(_SAID).decode("utf-8", "replace").split())
-        return ""
+            self._last_words = " ".join(self._stderr.read(_SAID).decode("utf-8", "replace").split())
+        return self._last_words
 
     def close(self) -> None:
         super().close()
@@ -63,4 +64,5 @@ class CommandSocket(socket.socket):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._command.pid, signal.SIGKILL)
                 self._command.wait()
+        self.said()
         self._stderr.close()

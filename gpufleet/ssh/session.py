@@ -79,17 +79,15 @@ class Session:
     ) -> tuple[bytes, int | None]:
         """Send the script and read until its end marker, not until end of file: a process that
         outlived a kill may keep the channel open."""
+        deadline = time.monotonic() + timeout_s
         channel = self._open_channel()
         stderr = b""
         try:
-            channel.settimeout(timeout_s)
-            channel.exec_command(
-                "exec sudo -n /bin/sh -s" if self._access.sudo else "exec /bin/sh -s"
-            )
+            self._start_shell(channel, min(timeout_s, script.silence_s))
+            channel.settimeout(min(timeout_s, script.silence_s))
             with contextlib.suppress(OSError):  # a shell that ended at once is told from its words
                 channel.sendall(script.text(token).encode())
                 channel.shutdown_write()
-            deadline = time.monotonic() + timeout_s
             while not reader.finished:
                 left_s = deadline - time.monotonic()
                 channel.settimeout(max(0.0, min(left_s, script.silence_s)))
@@ -117,12 +115,33 @@ class Session:
             raise ConnectionLost("the connection is closed")
         try:
             return transport.open_session(timeout=self._access.connect_timeout_s)
-        except paramiko.ChannelException as error:
+        except paramiko.SSHException as error:
+            refused = isinstance(error, paramiko.ChannelException)
+            if not refused and not transport.is_active():
+                raise
+            limit = f"no answer in {self._access.connect_timeout_s:g} s"
             raise Unreachable(
                 "channel",
-                f"sshd opens no session: {error}",
+                f"sshd opens no session: {error if refused else limit}",
                 next_step=f"{self._access.ssh_command} true",
+                transient=not refused,
             ) from error
+
+    def _start_shell(self, channel: paramiko.Channel, limit_s: float) -> None:
+        """For sshd's answer paramiko waits without limit. No script was sent yet."""
+        command = "exec sudo -n /bin/sh -s" if self._access.sudo else "exec /bin/sh -s"
+        with WATCHDOG.watch(limit_s, self._connection.client.close) as watch:
+            try:
+                channel.exec_command(command)
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                if not watch.expired:
+                    raise
+                raise Unreachable(
+                    "channel",
+                    f"sshd started no shell: no answer in {limit_s:g} s",
+                    next_step=f"{self._access.ssh_command} true",
+                    transient=True,
+                ) from error
 
     def _no_shell(self, noise: bytes, stderr: bytes, status: int | None) -> Unreachable:
         """The login worked and no script started: sudo's own sentence, or a shell that isn't one."""

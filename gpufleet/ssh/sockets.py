@@ -7,9 +7,12 @@ import errno
 import select
 import socket
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LookupTimeout
 from typing import Any
+
+import paramiko
 
 from gpufleet.errors import Unreachable
 from gpufleet.policy import Access
@@ -35,18 +38,23 @@ class QuickAckSocket(socket.socket):
         return super().recv(bufsize, flags)
 
 
-def open_socket(target: Target) -> socket.socket:
-    """A connected TCP socket; every address of the name is tried. Raises `Unreachable`."""
+def open_socket(target: Target, addresses: Addresses) -> socket.socket:
+    """A connected TCP socket; the name's addresses are tried one by one, for twice
+    `connect_timeout` in all. Raises `Unreachable`."""
     access = target.access
     last: OSError | None = None
-    for family, kind, protocol, _, where in _addresses(target):
+    deadline = time.monotonic() + 2 * access.connect_timeout_s
+    for family, kind, protocol, _, where in addresses:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
         try:
             sock = QuickAckSocket(family, kind, protocol)
         except OSError as error:  # too many open files, or no IPv6 here
             last = error
             continue
         try:
-            sock.settimeout(access.connect_timeout_s)
+            sock.settimeout(min(left_s, access.connect_timeout_s))
             if target.bind_address:
                 sock.bind((target.bind_address, 0))
             sock.connect(where)
@@ -59,11 +67,9 @@ def open_socket(target: Target) -> socket.socket:
     raise _not_connected(access, last) from last
 
 
-def await_first_word(sock: socket.socket, access: Access) -> None:
+def await_first_word(sock: socket.socket | paramiko.Channel, access: Access) -> None:
     """Until the server speaks (or hangs up). Raises `Unreachable` after `connect_timeout`."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    if not poll.poll(access.connect_timeout_s * 1000):
+    if not _spoke(sock, access.connect_timeout_s):
         raise Unreachable(
             "handshake",
             f"no answer during the SSH handshake in {access.connect_timeout_s:g} s: connected, but "
@@ -73,7 +79,17 @@ def await_first_word(sock: socket.socket, access: Access) -> None:
         )
 
 
-def _addresses(target: Target) -> Addresses:
+def _spoke(sock: socket.socket | paramiko.Channel, limit_s: float) -> bool:
+    if isinstance(sock, paramiko.Channel):  # its fileno() would cost a pipe
+        spoke = threading.Event()
+        sock.in_buffer.set_event(spoke)
+        return spoke.wait(limit_s)
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(limit_s * 1000))
+
+
+def look_up(target: Target) -> Addresses:
     """Looked up within `connect_timeout`: the resolver's own limits add up to minutes."""
     access = target.access
     family = _FAMILIES.get(target.family, socket.AF_UNSPEC)

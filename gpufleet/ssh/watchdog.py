@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+log = logging.getLogger("gpufleet")
 
 
 class Watchdog:
@@ -33,7 +36,7 @@ class Watchdog:
         try:
             yield watch
         finally:
-            watch.over = True
+            watch.end()
 
     def _guard(self) -> None:
         while True:
@@ -46,17 +49,35 @@ class Watchdog:
                     self._changed.wait(pause)
                     continue
                 watch = heapq.heappop(self._watches)[2]
-            watch.expired = True
-            watch.expire()
+            # Its own thread: closing can take seconds, and the others' time is up as well.
+            threading.Thread(target=watch.run_out, daemon=True, name="watchdog-close").start()
 
 
 class Watch:
     """One deadline. `over`: the block ended in time; `expired`: it didn't."""
 
     def __init__(self, expire: Callable[[], None]) -> None:
-        self.expire = expire
         self.over = False
         self.expired = False
+        self._expire: Callable[[], None] | None = expire
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """Safe to call twice. Lets go of what it would have closed: its place in the queue stays
+        until its time comes, minutes later."""
+        with self._lock:
+            self.over = True
+            self._expire = None
+
+    def run_out(self) -> None:
+        with self._lock:
+            expire, self._expire = self._expire, None
+            self.expired = expire is not None
+        if expire is not None:
+            try:
+                expire()
+            except Exception:  # the block itself tells what became of it
+                log.debug("closing after a deadline", exc_info=True)
 
 
 WATCHDOG = Watchdog()
