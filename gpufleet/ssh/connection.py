@@ -18,6 +18,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 
 from gpufleet.errors import Unreachable
 from gpufleet.ssh.hostkeys import HostKeyPolicy
+from gpufleet.ssh.jumpchannel import HANDLERS
 from gpufleet.ssh.keys import Identity, Offer, identities
 from gpufleet.ssh.proxycommand import CommandSocket
 from gpufleet.ssh.target import Target
@@ -32,9 +33,10 @@ _LOST = ("transport shut down or saw EOF", "No existing session", "EOFError")
 
 
 class _Transport(paramiko.Transport):
-    """Keeps the server's parting words, which paramiko only logs."""
+    """Keeps the server's parting words, which paramiko only logs, and its channels in order."""
 
     parting = ""
+    _channel_handler_table = HANDLERS
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()

@@ -12,6 +12,7 @@ import fabric
 import paramiko
 
 from gpufleet.errors import Unreachable
+from gpufleet.ssh.jumpchannel import JumpChannel
 from gpufleet.ssh.target import Target
 
 THROUGH_ONE = 8
@@ -66,7 +67,7 @@ class Lane:
                 next_step=f"ssh -J {via.user}@{via.host}:{via.port} {access.user}@{access.address}",
                 transient=not refused,
             ) from error
-        return channel
+        return JumpChannel.of(channel)
 
 
 class Lanes:

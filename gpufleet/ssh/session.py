@@ -52,7 +52,9 @@ class Session:
             except (OSError, EOFError, paramiko.SSHException) as error:
                 if watch.expired:
                     raise ScriptTimeout(f"no answer in {timeout_s:.0f} s") from error
-                raise ConnectionLost(f"connection lost: {error or type(error).__name__}") from error
+                raise ConnectionLost(
+                    f"connection lost: {str(error) or type(error).__name__}"
+                ) from error
         if reader.finished:
             return reader.answer()
         if watch.expired:
