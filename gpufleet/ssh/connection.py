@@ -9,7 +9,6 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import fabric
@@ -45,9 +44,9 @@ class _Transport(paramiko.Transport):
         super()._parse_disconnect(message)  # type: ignore[misc]
 
 
-@cache
 def _config() -> fabric.Config:
-    """Empty: no fabric or OpenSSH file of the user's changes how gpufleet connects."""
+    """Empty: no fabric or OpenSSH file of the user's changes how gpufleet connects. One for each
+    connection (0.2 ms): while a thread changes one (its `connect_kwargs`), others find it empty."""
     return fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)
 
 
@@ -207,7 +206,8 @@ def _login_failure(
     """A refusal is final: another try could lock the account. A connection that went isn't one."""
     access = target.access
     who = f"{access.user}@{access.address}"
-    results = [str(attempt.result) for attempt in getattr(error, "result", ())] or [str(error)]
+    attempts = [attempt.result for attempt in getattr(error, "result", ())] or [error]
+    results = [str(result) or type(result).__name__ for result in attempts]
     parting = _parting(transport)
     if not parting and all(any(lost in text for lost in _LOST) for text in results):
         return Unreachable(

@@ -126,7 +126,8 @@ class Bastion:
 
     @property
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
 
     @property
     def logins(self) -> list[str]:
