@@ -104,6 +104,17 @@ class Bastion:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Connections are accepted (by the kernel), and nobody speaks."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._sshd is not None
+        self._sshd.send_signal(number)
+
     def processes(self) -> list[int]:
         """All below the listener: a privileged one for each connection, and its children."""
         assert self._sshd is not None

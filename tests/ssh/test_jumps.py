@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +26,7 @@ from gpufleet.ssh.knownhosts import known_hosts
 from tests.conftest import QUICK, spec_of
 from tests.simfleet import Proc, SimFleet, SimNode
 from tests.ssh.bastion import Bastion, wait_until
+from tests.ssh.faultproxy import Fault, FaultProxy
 from tests.test_ssh import open_descriptors, script
 
 OTHER_USER = "nobody"
@@ -41,6 +46,12 @@ def known(fleet: SimFleet, tmp_path: Path) -> Path:
 def bastion(fleet: SimFleet, known: Path) -> Iterator[Bastion]:
     with Bastion(fleet.keys.authorized) as running:
         know(known, running)
+        yield running
+
+
+@pytest.fixture
+def proxy() -> Iterator[FaultProxy]:
+    with FaultProxy() as running:
         yield running
 
 
@@ -381,3 +392,83 @@ def test_a_proxy_command_that_hangs_is_ended(
 
     assert caught.value.transient
     assert children() == before
+
+
+def silent_nodes(proxy: FaultProxy, count: int) -> str:
+    """Entries of fleet.yaml: nodes that accept and say nothing."""
+    lines = []
+    for number in range(count):
+        address = f"127.250.0.{number + 1}"
+        port = proxy.place(address, Fault("silent"), ("", 0))
+        lines.append(f"  node{number:02d}: {{address: {address}, port: {port}}}\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("silent", ["nodes", "bastion"])
+def test_an_interrupt_while_sixty_connect_through_a_jump_host_ends_with_a_report(
+    silent: str, fleet: SimFleet, bastion: Bastion, known: Path, tmp_path: Path, proxy: FaultProxy
+) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        f"defaults:\n  identity_file: {fleet.identity_file}\n  known_hosts: {known}\n"
+        "  jump: bastion\n  connect_timeout: 100s\n"
+        f"jump_hosts:\n  bastion: {{address: {bastion.address}, port: {bastion.port}}}\n"
+        f"hosts:\n{silent_nodes(proxy, 60)}"
+    )
+    path.chmod(0o600)
+    if silent == "bastion":
+        bastion.freeze()
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "gpufleet", "reset", "--hosts", "all", "--yes", "--json"),
+            *("-i", str(path)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        if silent == "nodes":
+            assert wait_until(lambda: bastion.connections == 2)  # sixty nodes: fifty on one
+        else:
+            assert wait_until(lambda: connected_to(bastion.address))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)  # far below connect_timeout
+
+    assert process.returncode == 130
+    assert {node["verdict"] for node in json.loads(out)["nodes"]} == {"NOT STARTED"}
+    assert len(json.loads(out)["nodes"]) == 60
+    assert "Traceback" not in err
+    bastion.thaw()
+    assert wait_until(lambda: not bastion.processes())
+
+
+def connected_to(address: str) -> bool:
+    host = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[2].startswith(host) and row[3] == "01" for row in rows)
+
+
+def test_a_cut_ends_logins_under_way_and_what_must_run_anyway_still_may(
+    fleet: SimFleet, node: SimNode, bastion: Bastion, known: Path
+) -> None:
+    hop = ("bastion", bastion.access(fleet.identity_file, known))
+    spec, silent = behind(fleet, known, 2, hop, connect_timeout_s=120.0)
+    network = Network()
+    other = fleet["gpu02"]
+    other.freeze_sshd()
+    last_words = network.connect(spec)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(network.connect, silent)
+        assert wait_until(lambda: len(network._under_way) == 1)
+        network.cut()
+        assert isinstance(waiting.exception(60), Unreachable)
+
+    with pytest.raises(Unreachable, match="the run was stopped"):
+        network.connect(spec)
+    assert last_words.run(script("gf_text hello world"), timeout_s=30).text("hello") == "world\n"
+    last_words.close()
+    network.connect(spec, anyway=True).close()
+    assert bastion.connections == 1
+    network.close()
+    assert wait_until(lambda: not bastion.processes())
