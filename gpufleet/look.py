@@ -22,7 +22,7 @@ _ANSWER_MARGIN_S = 15.0
 Judge = Callable[[Observation, Plan, NodeSpec], Judgement]
 
 OnEvent = Callable[[str, str], None]
-"""Called with a phase (connect, look) and a detail, for progress on a screen."""
+"""Called with a phase (connect, retry, look) and a detail, for progress on a screen."""
 
 _UNSEEN: OnEvent = lambda phase, detail: None  # noqa: E731  # a default with a type
 
