@@ -28,6 +28,7 @@ OURS = "gpufleet"
 SSH = "paramiko"
 
 log = logging.getLogger(f"{OURS}.events")
+log.addHandler(logging.NullHandler())  # else Python shows warnings on stderr where nobody logs
 
 
 class LineFile(logging.Handler):

@@ -179,6 +179,8 @@ def _failure(
     if isinstance(error, paramiko.AuthenticationException):
         return _login_failure(target, keys, error, transport)
     if isinstance(error, IncompatiblePeer):
+        if "host key" in str(error) and access.host_keys != "off":
+            return HostKeyPolicy(target).no_such_type()
         return Unreachable(
             "handshake",
             f"no algorithm in common: {error}",

@@ -52,6 +52,17 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
             known |= {"rsa-sha2-256", "rsa-sha2-512"}
         return tuple(kind for kind in offered if kind in known) or tuple(offered)
 
+    def no_such_type(self) -> Unreachable:
+        """The server has no key of a type that is known for it: it isn't the machine that it was."""
+        known = self._plain(self._entries)
+        kinds = ", ".join(dict.fromkeys(entry.key_type for entry in known))
+        where = known[0].where if known else self._files[0]
+        return _refused(
+            f"host key changed: {self._name} has no key of a known type ({kinds}, {where})",
+            f"ssh-keygen -R '{self._name}' -f {known[0].file if known else self._files[0]}  "
+            "# only if the node was reinstalled or its sshd has new keys",
+        )
+
     def missing_host_key(
         self, _client: paramiko.SSHClient, _hostname: str, key: paramiko.PKey
     ) -> None:
