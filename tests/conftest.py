@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,11 @@ from tests.simfleet import SimFleet, SimNode
 
 QUICK = Limits(still_s=1.5, unkillable_s=2, frozen_s=1, smi_s=3)
 """A node's limits for tests that wait for one of them to pass."""
+
+
+# A job in the background of a script is started with ^C ignored, and all that tests start with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
