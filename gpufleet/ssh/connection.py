@@ -211,14 +211,15 @@ def _login_failure(
     attempts = [attempt.result for attempt in getattr(error, "result", ())] or [error]
     results = [str(result) or type(result).__name__ for result in attempts]
     parting = _parting(transport)
-    if not parting and all(any(lost in text for lost in _LOST) for text in results):
+    timed_out = "Authentication timeout." in results
+    if not parting and not timed_out and not any(_is_refusal(result) for result in attempts):
         return Unreachable(
             "authentication",
             f"{who}: the connection was lost during the login",
             next_step=f"{access.ssh_command} true",
             transient=True,
         )
-    if not parting and "Authentication timeout." in results:
+    if not parting and timed_out:
         return Unreachable(
             "authentication",
             f"{who}: no answer to the login in {max(access.connect_timeout_s, AUTH_S):g} s",
@@ -235,6 +236,12 @@ def _login_failure(
         f"{who} refused every key offered ({len(keys)}: {offered}){said}",
         next_step=f"ssh-copy-id -i KEY.pub {who}, or check: {access.ssh_command} true",
     )
+
+
+def _is_refusal(result: object) -> bool:
+    """The server's own no. What else ends a try (a reset, a broken pipe) is the connection's end."""
+    lost = any(text in str(result) for text in _LOST)
+    return isinstance(result, paramiko.AuthenticationException) and not lost
 
 
 def _parting(transport: paramiko.Transport | None) -> str:

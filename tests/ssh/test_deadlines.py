@@ -28,8 +28,9 @@ from tests.ssh.faultproxy import Fault, FaultProxy
 from tests.test_ssh import script
 
 ADDRESS = "127.252.0.1"
-LOGIN_BEGINS = 1500
-"""Bytes of the server's: behind its new keys (banner, KEXINIT, its key) with any default sshd."""
+LOGIN_BEGINS = 1730
+"""Bytes of the server's: behind its new keys, before its word on the login. Found by trying: earlier
+ones end in the handshake or the login, as the threads meet."""
 
 
 @pytest.fixture
@@ -110,6 +111,17 @@ def test_a_login_that_stands_still_or_breaks_ends_at_stage_authentication(
 
     assert (error.stage, error.transient) == ("authentication", True)
     assert said in error.reason
+
+
+@pytest.mark.parametrize("after", range(1480, 1780, 24))
+def test_a_connection_that_is_cut_around_the_login_is_never_taken_for_a_refusal(
+    after: int, fleet: SimFleet, node: SimNode, proxy: FaultProxy
+) -> None:
+    """A refusal is final: nobody would try again."""
+    error = failure(failing(fleet, node, proxy, Fault("cut", after)))
+
+    assert error.stage in {"handshake", "authentication"}
+    assert error.transient, error.reason
 
 
 class Deaf(paramiko.ServerInterface):
