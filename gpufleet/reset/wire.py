@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import tenacity
 
-from gpufleet.errors import ConnectionLost, Unreachable
+from gpufleet.dialing import Dialing, dial
+from gpufleet.errors import ConnectionLost
 from gpufleet.observation import Observation, parse_memory_csv, parse_observation, reading_words
 from gpufleet.reset.state import State
 from gpufleet.transport import Answer, Beat, Script, Transport
-
-CONNECT_TRIES = 4
-"""A dropped or reset connection (MaxStartups, a loaded node) is tried so often, but only until
-twice `connect_timeout` has passed: a node that never answers mustn't hold up the others' result."""
 
 _ANSWER_MARGIN_S = 15.0
 """The node's own limits end a script; the connection's deadline only catches one that they don't."""
@@ -75,18 +72,13 @@ def why(call: tenacity.RetryCallState) -> str:
 
 def _connected(state: State) -> Transport:
     """Connect; what may pass (dropped, reset, timed out) is tried again with full jitter."""
-    tries = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(
-            lambda error: (
-                isinstance(error, Unreachable) and error.transient and not state.run.interrupted()
-            )
-        ),
-        stop=tenacity.stop_after_attempt(CONNECT_TRIES)
-        | tenacity.stop_after_delay(min(state.left_s, 2 * state.spec.access.connect_timeout_s)),
-        wait=tenacity.wait_random_exponential(multiplier=0.5, max=5),
+    dialing = Dialing(
+        left_s=state.left_s,
+        interrupted=state.run.interrupted,
         sleep=state.run.sleep,
-        before_sleep=lambda call: state.on_event("retry", why(call)),
-        reraise=True,
+        on_retry=lambda number, reason, pause_s: state.on_event(
+            "retry", f"try {number}: {reason}; next in {pause_s:.1f} s"
+        ),
     )
     state.on_event("connect", "")
-    return tries(state.connect)
+    return dial(state.connect, state.spec.access, dialing)
