@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import base64
 import binascii
-import copy
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey
 from paramiko.pkey import PublicBlob
 
 from gpufleet.errors import Unreachable
-from gpufleet.ssh.agent import agent_keys, agent_path, agent_state
+from gpufleet.ssh.agent import (
+    agent_keys,
+    agent_path,
+    agent_state,
+    certified_key,
+    forget_agents,
+    plain_bytes,
+    twin,
+)
 from gpufleet.ssh.target import Target
 
 MAX_OFFERED = 5
@@ -99,14 +107,14 @@ def unlock(target: Target, ask: Ask) -> None:
         if not given and agent_keys(agent):
             return
         if _needs_passphrase(file, agent):
-            _passphrases[file] = ask(f"Passphrase for {file}: ")
+            _passphrases[file] = ask(f"Passphrase for {file}: ").encode()
             _loaded.clear()
             _load(file, target.certificates, agent)
 
 
 _lock = threading.Lock()
 _loaded: dict[tuple[str, tuple[str, ...], str], tuple[Identity, ...] | Unreachable] = {}
-_passphrases: dict[str, str] = {}
+_passphrases: dict[str, bytes] = {}
 
 
 def forget() -> None:
@@ -114,6 +122,7 @@ def forget() -> None:
     with _lock:
         _loaded.clear()
         _passphrases.clear()
+    forget_agents()
 
 
 def _load(file: str, certificates: Sequence[str], agent: str) -> tuple[Identity, ...]:
@@ -134,7 +143,7 @@ def _load(file: str, certificates: Sequence[str], agent: str) -> tuple[Identity,
 def _read(file: str, certificates: Sequence[str], agent: str) -> Iterator[Identity]:
     try:
         public = _public_part(file)
-        held = [key for key in agent_keys(agent) if public and key.asbytes() == public]
+        held = [key for key in agent_keys(agent) if public and plain_bytes(key) == public]
         if held:  # no passphrase needed, and the private part stays where it is
             for key in held:
                 yield from _with_certificates(file, key, f"{file} (agent)", certificates)
@@ -144,7 +153,8 @@ def _read(file: str, certificates: Sequence[str], agent: str) -> Iterator[Identi
                 f"key {file} is a public key that no agent holds ({agent_state(agent)})",
                 f"ssh-add {file.removesuffix('.pub')}",
             )
-        key = paramiko.PKey.from_path(Path(file), password=_passphrases.get(file) or None)
+        passphrase: Any = _passphrases.get(file)  # bytes, whatever from_path says of itself
+        key = paramiko.PKey.from_path(Path(file), password=passphrase)
     except OSError as error:
         raise _unusable(f"cannot read key {file}: {error.strerror}", f"ls -l {file}") from error
     except (paramiko.PasswordRequiredException, TypeError) as error:
@@ -153,10 +163,8 @@ def _read(file: str, certificates: Sequence[str], agent: str) -> Iterator[Identi
             f"ssh-add {file}",
         ) from error
     except (ValueError, paramiko.SSHException) as error:
-        wrong = " (wrong passphrase?)" if file in _passphrases else ""
-        raise _unusable(
-            f"key {file} cannot be read: {error}{wrong}", f"ssh-keygen -y -f {file}"
-        ) from error
+        said = "wrong passphrase?" if file in _passphrases else f"{error}"
+        raise _unusable(f"key {file} cannot be read: {said}", f"ssh-keygen -y -f {file}") from error
     yield from _with_certificates(file, key, file, certificates)
 
 
@@ -167,23 +175,22 @@ def _with_certificates(
     for path in (f"{file.removesuffix('.pub')}-cert.pub", *certificates):
         try:
             blob = PublicBlob.from_file(path)
-            inner = paramiko.PKey.from_type_string(blob.key_type, blob.key_blob)
+            inner = certified_key(blob)
         except (OSError, ValueError, paramiko.SSHException):
             continue  # not there, or odd: OpenSSH goes on as well
-        if inner.asbytes() == key.asbytes():
-            certified = copy.copy(key)
+        if inner == plain_bytes(key):
+            certified = twin(key)
             certified.public_blob = blob  # every key class has it
             yield Identity(path, certified)
-    bare = copy.copy(key)
-    if origin == file:
-        bare.public_blob = None  # from_path takes KEY-cert.pub itself
+    bare = twin(key)
+    bare.public_blob = getattr(key, "public_blob", None) if origin != file else None
     yield Identity(origin, bare)
 
 
 def _needs_passphrase(file: str, agent: str) -> bool:
     try:
         public = _public_part(file)
-        if any(public == key.asbytes() for key in agent_keys(agent)):
+        if any(public == plain_bytes(key) for key in agent_keys(agent)):
             return False
         paramiko.PKey.from_path(Path(file))
     except (paramiko.PasswordRequiredException, TypeError):
