@@ -17,6 +17,10 @@ need ps procps
 need unshare util-linux
 need perl perl-base
 need cron cron
+# Login shells that nodes may have.
+need zsh zsh
+need fish fish
+need tcsh tcsh
 need shellcheck shellcheck
 need tmux tmux
 need "$python" python3
