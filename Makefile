@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Simulated nodes are made of namespaces and mounts, which need root.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: man demo test test-systemd test-gpu chaos lint build clean help
+.PHONY: man demo test test-systemd test-gpu chaos lint build clean help bench
 
 help:
 	@echo "make demo   four simulated GPU nodes, a look, a reset, the result (needs root or sudo)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-systemd   tests on a node with a real systemd (builds it once, a minute and a half)"
 	@echo "make test-gpu       resets of this machine's real NVIDIA GPUs, which must be idle"
 	@echo "make chaos N=1000   random scenes and faults, with an oracle that knows the truth"
+	@echo "make bench          measurements beside pdsh, clush, pssh, Ansible and others (BENCH=reset --runs 3)"
 	@echo "make lint   ruff, mypy, shellcheck, import contracts"
 	@echo "make man    docs/gpufleet.1 from the commands' help"
 	@echo "make build  the wheel, in dist/"
@@ -39,12 +40,18 @@ SEED :=
 chaos: $(VENV)/.ready
 	$(SUDO) $(BIN)/python -m tests.chaos --resets $(N) --nodes 6 $(if $(SEED),--seed $(SEED))
 
+# The peers are installed first: Debian's pdsh and pssh, the others into .bench-venv.
+BENCH :=
+bench: $(VENV)/.ready
+	sh bench/setup.sh $(PYTHON) .bench-venv
+	$(SUDO) .bench-venv/bin/python -m bench $(BENCH)
+
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	shellcheck -s sh gpufleet/node/*.sh tests/*.sh
+	shellcheck -s sh gpufleet/node/*.sh tests/*.sh bench/*.sh
 	shellcheck .ci/run tests/systemd/keeper.sh
 
 man: $(VENV)/.ready
@@ -54,7 +61,7 @@ build: $(VENV)/.ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .bench-venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(VENV)/.ready: pyproject.toml tests/provision.sh
 	sh tests/provision.sh $(PYTHON) $(VENV)

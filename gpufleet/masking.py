@@ -53,6 +53,8 @@ def printable(text: str) -> str:
 
     What a node says goes to terminals, mails and pages; it is data there, never an instruction.
     """
+    if text.isprintable():
+        return text
     return "".join(
         char
         if char.isprintable()

@@ -45,3 +45,5 @@ fi
 }
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+# pip compiles what it copies, not an editable project; a start without costs 0.2 s more.
+"$venv/bin/python" -m compileall -q gpufleet

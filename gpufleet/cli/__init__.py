@@ -47,6 +47,8 @@ Exit status of reset:
   129, 130, 143  stopped by HUP, INT, TERM; the result is printed
 """
 
+_VERSION = f"gpufleet {__version__}\n"
+
 app = typer.Typer(
     help=HELP,
     epilog=EXIT_STATUS,
@@ -62,6 +64,9 @@ def run_command(arguments: Sequence[str]) -> int:
         if stream is not None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIOWrapper
     try:
+        if list(arguments) == ["--version"]:  # Typer would load pydantic to read one switch
+            write(_VERSION)
+            return 0
         result = app(list(arguments), prog_name="gpufleet", standalone_mode=False)
     except TyperException as error:
         return _refuse(_worded(error.format_message()))
@@ -95,7 +100,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version")] = False,
 ) -> int:
     if version:
-        write(f"gpufleet {__version__}\n")
+        write(_VERSION)
         raise typer.Exit
     if context.invoked_subcommand is None:
         note(context.get_help())

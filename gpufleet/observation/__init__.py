@@ -40,6 +40,7 @@ from gpufleet.observation.processes import (
     pid_namespace,
     read_fuser,
     read_latecomers,
+    read_links,
     read_processes,
     read_segments,
 )
@@ -192,7 +193,8 @@ def parse_observation(answer: Answer) -> Observation:
 
 
 def _sample(answer: Answer, name: str, self_pid: int, uid: int) -> Sample:
-    processes = read_processes(answer, name)
+    links = read_links(answer, name)
+    processes = read_processes(answer, name, links)
     return Sample(
         uptime_cs=_number(answer.text(f"{name}/uptime")),
         memory=read_memory(answer, name + "/memory"),
@@ -200,7 +202,7 @@ def _sample(answer: Answer, name: str, self_pid: int, uid: int) -> Sample:
         blind=tuple(_blindness(answer, name, processes, self_pid, uid)),
         fuser=read_fuser(answer, name),
         asleep=frozenset(map(int, re.findall(r"\b[0-9]+\b", answer.text(f"{name}/asleep")))),
-        latecomers=read_latecomers(answer, name),
+        latecomers=read_latecomers(answer, name, links),
         segments=read_segments(answer, name),
     )
 

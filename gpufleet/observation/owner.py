@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["", "session", "user-service", "service", "container", "pod", "job"]
@@ -46,6 +47,7 @@ class Owner:
 NOBODY = Owner()
 
 
+@lru_cache(maxsize=4096)
 def parse_owner(text: str) -> Owner:
     """The most telling line of /proc/PID/cgroup; both hierarchies may stand in it.
 

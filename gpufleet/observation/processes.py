@@ -11,6 +11,7 @@ from gpufleet.observation.owner import NOBODY, Owner, parse_owner
 from gpufleet.transport import Answer
 
 _LINE = re.compile(r"([0-9]+)/(stat|cmdline|cgroup|status|maps):(.*)\Z", re.DOTALL)
+_LISTED = re.compile(r"^([0-9]+)/(?:stat|cmdline|cgroup):", re.MULTILINE)
 _LINK = re.compile(r"([0-9]+)/(exe|fd/[0-9]+)\Z")
 _CAPS = r"nvidia-caps[a-z-]*/[a-z0-9-]+"
 _DEVICE = re.compile(rf"/dev/(?:nvidia[a-z0-9-]*|{_CAPS})\Z")
@@ -84,11 +85,20 @@ class Process:
         return self.state in _ENDED and not self.living_threads
 
 
-def read_processes(answer: Answer, sample: str) -> dict[int, Process]:
+class Links(NamedTuple):
+    """What find printed: executables by pid, GPU device links by pid, user names by uid."""
+
+    executables: dict[int, str]
+    descriptors: dict[int, set[str]]
+    names: dict[int, str]
+
+
+def read_processes(answer: Answer, sample: str, links: Links) -> dict[int, Process]:
     """All processes of one sample by pid. What ended while it was read is left out."""
     texts = _by_file(answer.text(f"{sample}/procs"))
     uids = _uids(answer.text(f"{sample}/uids"))
-    executables, descriptors, names = _links(answer.text(f"{sample}/links"))
+    executables, _, names = links
+    descriptors = {pid: set(devices) for pid, devices in links.descriptors.items()}
     mappings = _mappings(answer.text(f"{sample}/maps"))
     threads = _threads(answer.text(f"{sample}/threads"))
     for path, _, _, link in _records(answer.text(f"{sample}/threadlinks")):
@@ -128,14 +138,13 @@ def read_fuser(answer: Answer, sample: str) -> frozenset[int] | None:
     return frozenset(int(w) for w in words if w.isascii() and w.isdigit() and int(w) > 1)
 
 
-def read_latecomers(answer: Answer, sample: str) -> dict[int, str]:
+def read_latecomers(answer: Answer, sample: str, links: Links) -> dict[int, str]:
     """Holders that the list of processes doesn't have, by pid, with their executables: they came
     between the two readings, or change faster than one can read."""
-    listed = set(_by_file(answer.text(f"{sample}/procs")))
-    executables, descriptors, _ = _links(answer.text(f"{sample}/links"))
-    holders = {*descriptors, *_mappings(answer.text(f"{sample}/maps"))}
+    listed = set(map(int, _LISTED.findall(answer.text(f"{sample}/procs"))))
+    holders = {*links.descriptors, *_mappings(answer.text(f"{sample}/maps"))}
     holders |= read_fuser(answer, sample) or set()
-    return {pid: executables.get(pid, "") for pid in sorted(holders - listed)}
+    return {pid: links.executables.get(pid, "") for pid in sorted(holders - listed)}
 
 
 def _threads(text: str) -> dict[int, tuple[int, str]]:
@@ -157,6 +166,8 @@ def _threads(text: str) -> dict[int, tuple[int, str]]:
 
 def read_segments(answer: Answer, sample: str) -> frozenset[str]:
     """Files in /dev/shm that any process has open or mapped."""
+    if not any("/dev/shm/" in answer.text(f"{sample}/{name}") for name in ("links", "maps")):
+        return frozenset()
     opened = {link for _, _, _, link in _records(answer.text(f"{sample}/links"))}
     mapped = {line.partition(":")[2] for line in answer.text(f"{sample}/maps").split("\n")}
     return frozenset(
@@ -249,14 +260,11 @@ def _records(text: str) -> Iterator[tuple[str, str, str, str]]:
             yield parts[0], parts[1], parts[2], parts[3]
 
 
-def _links(
-    text: str,
-) -> tuple[dict[int, str], dict[int, set[str]], dict[int, str]]:
-    """Executables by pid, GPU device links by pid, user names by uid."""
+def read_links(answer: Answer, sample: str) -> Links:
     executables: dict[int, str] = {}
     descriptors: dict[int, set[str]] = {}
     names: dict[int, str] = {}
-    for path, uid, user, link in _records(text):
+    for path, uid, user, link in _records(answer.text(f"{sample}/links")):
         if uid.isdigit():
             names[int(uid)] = user
         match = _LINK.match(path)
@@ -266,7 +274,7 @@ def _links(
             executables[int(match[1])] = link
         elif _DEVICE.search(device := link.removesuffix(DELETED)):
             descriptors.setdefault(int(match[1]), set()).add(device)
-    return executables, descriptors, names
+    return Links(executables, descriptors, names)
 
 
 def _mappings(text: str) -> dict[int, set[str]]:

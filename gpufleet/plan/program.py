@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 
 from gpufleet.observation import Process
@@ -25,9 +25,15 @@ def program_name(process: Process) -> str:
 
     Not comm: it is cut to 15 characters and any program may change it.
     """
-    if process.exe and basename(process.exe) not in _MANY_IN_ONE:
-        return basename(process.exe)
-    return basename(process.args[0]) if process.args else process.comm
+    return _name(process.exe, process.args[0] if process.args else None, process.comm)
+
+
+@lru_cache(maxsize=8192)
+def _name(exe: str, first: str | None, comm: str) -> str:
+    """Asked by each rule of each process, and most are the same on all nodes."""
+    if exe and basename(exe) not in _MANY_IN_ONE:
+        return basename(exe)
+    return comm if first is None else basename(first)
 
 
 def script_names(process: Process) -> tuple[str, ...]:
@@ -75,7 +81,13 @@ def is_interactive_shell(process: Process) -> bool:
 @lru_cache(maxsize=8192)
 def named(name: str, patterns: tuple[str, ...]) -> bool:
     """Is this the name of a program that one of the patterns means?"""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return name in patterns or _families(patterns).match(name) is not None
+
+
+@lru_cache(maxsize=64)
+def _families(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """All patterns with a `*`, `?` or `[` as one: fnmatch would compile each of them, for each name."""
+    return re.compile("|".join(translate(p) for p in patterns if set(p) & set("*?[")) or r"(?!)")
 
 
 def named_script(name: str, patterns: tuple[str, ...]) -> bool:

@@ -50,7 +50,8 @@ class Session:
             try:
                 stderr, status = self._exchange(script, token, reader, timeout_s)
             except (OSError, EOFError, paramiko.SSHException) as error:
-                if watch.expired:
+                # The channel's own clock may strike just before the watchdog's.
+                if watch.expired or isinstance(error, TimeoutError):
                     raise ScriptTimeout(f"no answer in {timeout_s:.0f} s") from error
                 raise ConnectionLost(
                     f"connection lost: {str(error) or type(error).__name__}"
