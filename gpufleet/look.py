@@ -10,14 +10,17 @@ from gpufleet.dialing import Dialing, dial
 from gpufleet.errors import NodeError, Unreachable
 from gpufleet.judge import Judgement, judge_status
 from gpufleet.model import NodeReport, Verdict
-from gpufleet.node import look_script
+from gpufleet.node import look_script, owners_script
 from gpufleet.observation import HOST_PID_NAMESPACE, Observation, parse_observation
+from gpufleet.observation.managed import Managed, parse_managed
 from gpufleet.plan import NO_PLAN, Plan, make_plan
+from gpufleet.plan.managed import described, owners_of
 from gpufleet.policy import NodeSpec
-from gpufleet.report import failed_report, node_report
+from gpufleet.report import described_report, failed_report, node_report
 from gpufleet.transport import Connect, Transport
 
 _ANSWER_MARGIN_S = 15.0
+_OWNERS_S = 40.0
 
 Judge = Callable[[Observation, Plan, NodeSpec], Judgement]
 
@@ -89,11 +92,28 @@ def _look(
         observation = parse_observation(answer)
         plan = make_plan(observation, spec.policy) if observation.samples else NO_PLAN
         judgement = judge(observation, plan, spec)
+        managed = _ask_owners(plan, observation, spec, transport)
     except NodeError as error:
         return failed_report(spec, error, elapsed_s=time.monotonic() - started)
     finally:
         if transport is not None:
             transport.close()
-    return node_report(
+    report = node_report(
         spec, judgement, elapsed_s=time.monotonic() - started, after=observation, plan=plan
     )
+    said = {d: described(d, managed, observation) for d in plan.kill}
+    return described_report(report, said)
+
+
+def _ask_owners(
+    plan: Plan, observation: Observation, spec: NodeSpec, transport: Transport
+) -> Managed:
+    """Of what a reset would kill. That nobody answers is no failure of a look."""
+    owners, supervisor = owners_of(plan, observation) if plan.kill else (frozenset(), False)
+    if not owners and not supervisor:
+        return Managed()
+    script = owners_script(spec.policy, owners, supervisor=supervisor)
+    try:
+        return parse_managed(transport.run(script, timeout_s=_OWNERS_S))
+    except NodeError:
+        return Managed()

@@ -52,6 +52,14 @@ CHECK_VERDICTS = (
     Verdict.UNREACHABLE,
     Verdict.NOT_STARTED,
 )
+RESTORE_VERDICTS = (
+    Verdict.READY,
+    Verdict.BROKEN,
+    Verdict.UNKNOWN,
+    Verdict.UNREACHABLE,
+    Verdict.SKIPPED,
+    Verdict.NOT_STARTED,
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,21 @@ class ProcessLine:
     """Seconds since its start, when it was seen."""
     memory_mib: int | None = None
     """GPU memory charged to its pid by the driver, over all GPUs; None where the driver didn't say."""
+    managed: str = ""
+    """What its owner is to people: a container's name and image, a pod, a supervisor's program."""
+    restart: str = ""
+    """Its owner's restart policy in the owner's own word (always, on-failure, no); "" if unknown."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """An owner that was to be stopped. `action`: the command that stopped it. `stopped`: "yes", or why
+    not. `restored`: "yes", "" (not yet, or not to be), or how its start went otherwise."""
+
+    owner: str
+    action: str
+    stopped: str = "yes"
+    restored: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +141,8 @@ class NodeReport:
     killed: tuple[ProcessLine, ...] = ()
     spared: tuple[ProcessLine, ...] = ()
     survivors: tuple[ProcessLine, ...] = ()
+    stopped: tuple[Stopped, ...] = ()
+    """In a dry run what would be stopped, with an empty `stopped`."""
     planned: tuple[ProcessLine, ...] = ()
     """What a dry run or a status would kill."""
     timeline: tuple[Moment, ...] = ()

@@ -11,6 +11,8 @@ from typing import Literal
 
 HostKeys = Literal["strict", "accept-new", "off"]
 Jobs = Literal["spare", "kill"]
+Stop = Literal["kill", "owner"]
+Kubernetes = Literal["tell", "drain"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class Limits:
     odd_s: float = 1.0
     """The same for a reading that isn't a number: words don't change by waiting."""
 
+    owner_s: float = 60.0
+    """One owner's stop or start: longer than most take to end their requests, shorter than systemd's
+    own 90 s. What isn't stopped by then is killed as it is without."""
+
     unkillable_s: float = 30.0
     """So long after KILL a thread in state D may be called unkillable: 40 GB of pinned host memory
     took 9 s to free."""
@@ -110,6 +116,16 @@ class Policy:
     jobs: Jobs = "spare"
     """What a candidate in a Slurm job or a pod means: `spare` skips the node, `kill` kills it as well."""
 
+    stop: Stop = "kill"
+    """`owner` has the workload's owners (systemd, docker, podman, supervisor) stop it before the kill.
+    kill, because stopping a service is a bigger step than ending its processes."""
+
+    restart: bool = False
+    """Start again what was stopped, once the node is CLEAN."""
+
+    kubernetes: Kubernetes = "tell"
+    """`drain` runs `kubectl drain` on the node itself, under `stop: owner` and `jobs: kill`."""
+
     grace_s: float = 0.0
     """Seconds between TERM and KILL. 0, straight KILL, as in the command that gpufleet replaces."""
 
@@ -130,6 +146,11 @@ class Policy:
     """The budget while killed processes are still dying: killing more can't speed them up."""
 
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def owners_s(self) -> float:
+        """What stopping all owners, or starting them, may take: theirs, not the node's budget."""
+        return 2 * self.limits.owner_s if self.stop == "owner" or self.restart else 0.0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from gpufleet.errors import NodeError, Unreachable
 from gpufleet.judge import Judgement
 from gpufleet.model import Gpu, NodeReport, ProcessLine, Verdict
 from gpufleet.observation import Observation
-from gpufleet.plan import Plan
+from gpufleet.plan import Decision, Plan
 from gpufleet.policy import NodeSpec
 
 
@@ -46,6 +46,24 @@ def node_report(
         spared=told(decision.line() for decision in plan.spare) if plan else (),
         survivors=candidates if acted else (),
         planned=() if acted else candidates,
+    )
+
+
+def described_report(report: NodeReport, said: Mapping[Decision, tuple[str, str]]) -> NodeReport:
+    """The report with what the owner of each process is to people, and its restart policy."""
+    by_pid = {
+        (decision.process.pid, decision.line().command): words for decision, words in said.items()
+    }
+
+    def told(lines: Iterable[ProcessLine]) -> tuple[ProcessLine, ...]:
+        found = ((line, by_pid.get((line.pid, line.command), ("", ""))) for line in lines)
+        return tuple(replace(line, managed=m, restart=r) for line, (m, r) in found)
+
+    return replace(
+        report,
+        killed=told(report.killed),
+        survivors=told(report.survivors),
+        planned=told(report.planned),
     )
 
 

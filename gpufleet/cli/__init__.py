@@ -22,6 +22,7 @@ from gpufleet.cli.hosts import hosts
 from gpufleet.cli.look import check, status
 from gpufleet.cli.report import report
 from gpufleet.cli.reset import reset
+from gpufleet.cli.restore import restore
 from gpufleet.cli.streams import note, nowhere, write
 from gpufleet.errors import GpufleetError
 from gpufleet.masking import printable
@@ -108,5 +109,5 @@ def _options(
     return 0
 
 
-for command in (status, reset, check, hosts, history, report):
+for command in (status, reset, restore, check, hosts, history, report):
     app.command()(command)

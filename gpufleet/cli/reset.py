@@ -78,6 +78,16 @@ def reset(
             help="Nodes with a Slurm job or a pod [default: fleet.yaml, else spare: SKIPPED]",
         ),
     ] = None,
+    stop_owners: Annotated[
+        bool,
+        typer.Option(
+            "--stop-owners", help="Have systemd, docker, podman, supervisor stop it before the kill"
+        ),
+    ] = False,
+    restart_owners: Annotated[
+        bool,
+        typer.Option("--restart-owners", help="Start again what was stopped, once CLEAN"),
+    ] = False,
     match_workload: Annotated[
         list[str] | None,
         typer.Option(
@@ -141,6 +151,8 @@ def reset(
         "attempts": attempts,
         "settle": settle,
         "jobs": jobs,
+        "stop": "owner" if stop_owners else None,
+        "restart": "yes" if restart_owners else None,
         "workload": match_workload,
         "protect": protect,
         "timeout": timeout,

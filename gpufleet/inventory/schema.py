@@ -83,6 +83,9 @@ class NodeSchema(Route):
         tuple[Annotated[str, BeforeValidator(values.protected)], ...] | None, _Many
     ] = None
     jobs: Annotated[str | None, _word(values.JOBS)] = None
+    stop: Annotated[str | None, _word(values.STOPS)] = None
+    restart: Annotated[bool | None, BeforeValidator(values.yes)] = None
+    kubernetes: Annotated[str | None, _word(values.KUBERNETES)] = None
     grace: _Duration = None
     settle: _Duration = None
     attempts: Annotated[int | None, BeforeValidator(values.attempts)] = None

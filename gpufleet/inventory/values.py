@@ -192,3 +192,5 @@ def home() -> str:
 
 HOST_KEYS: tuple[Literal["strict", "accept-new", "off"], ...] = ("strict", "accept-new", "off")
 JOBS: tuple[Literal["spare", "kill"], ...] = ("spare", "kill")
+STOPS: tuple[Literal["kill", "owner"], ...] = ("kill", "owner")
+KUBERNETES: tuple[Literal["tell", "drain"], ...] = ("tell", "drain")

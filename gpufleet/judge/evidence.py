@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpufleet.observation import Observation
+from gpufleet.observation import Observation, Owner
 from gpufleet.plan import Decision, Plan
 
 
@@ -20,3 +20,5 @@ class Evidence:
     plan: Plan
     killed: tuple[Decision, ...] = ()
     returned: tuple[Decision, ...] = ()
+    stopped: frozenset[Owner] = frozenset()
+    """Owners that were stopped by their own tools."""

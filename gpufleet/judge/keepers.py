@@ -30,7 +30,7 @@ def keeper_findings(evidence: Evidence, policy: Policy, ssh: str) -> Iterator[Fi
                 f"{unit.name} comes back ({unit.active}, {unit.sub}, Restart={unit.restart})",
                 stop_unit(unit.name, ssh, unit.user),
             )
-    owners = {decision.process.owner for decision in evidence.killed}
+    owners = {decision.process.owner for decision in evidence.killed} | evidence.stopped
     for owner in sorted(owners, key=str):
         if owner.kind == "user-service" and f"{owner.runtime}:{owner.name}" not in after.user_units:
             yield Finding(
@@ -90,7 +90,9 @@ def _container_findings(evidence: Evidence, owner: Owner, ssh: str) -> Iterator[
         return
     known = evidence.before.samples and container.pid in evidence.before.last.processes
     due = container.state == "restarting" or (
-        container.state == "exited" and owner.runtime == "podman"
+        container.state == "exited"
+        and owner.runtime == "podman"
+        and owner not in evidence.stopped  # stopped by name it stays so
     )
     if due or (container.state == "running" and not known):
         tool, name = owner.runtime, container.name.lstrip("/")

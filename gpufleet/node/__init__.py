@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from gpufleet.observation import HEALTH_FIELDS, Owner
@@ -15,6 +16,10 @@ UNITS = (
     "nvidia-persistenced.service",
 )
 """Units whose state every look asks for, where systemd runs."""
+
+
+STAYS_UP_S = 2.0
+"""So long what was started has to stay up: a server that lacks its model or its port is gone by then."""
 
 
 def look_script(
@@ -75,6 +80,51 @@ def hook_script(
         **{f"GPUFLEET_{fact}": value for fact, value in facts.items()},
     }
     return Script(name, ("frame.sh", "lock.sh", "hook.sh"), variables, shielded=name == "after")
+
+
+def owners_script(policy: Policy, owners: Iterable[Owner], *, supervisor: bool) -> Script:
+    """What the owners of workload say of themselves. Changes nothing."""
+    asked = _common(policy, policy.limits.tool_s, owners)
+    names = ("GF_USER_UNITS", "GF_CONTAINERS", "GF_PODS")
+    variables = {
+        "GF_SERVICES": " ".join(asked["GF_UNITS"].split()[len(UNITS) :]),
+        **{name: asked[name] for name in names},
+        "GF_SUPERVISOR": "yes" if supervisor else "",
+        "GF_TOOL_S": "10.0",
+    }
+    return Script("owners", ("frame.sh", "owners.sh"), variables)
+
+
+def stop_script(policy: Policy, stops: Iterable[tuple[str, str]], *, lock: str, run: str) -> Script:
+    """`stops`: kind and target of each, in the order to stop; see stopped.sh."""
+    grace = f"-t {math.ceil(policy.grace_s)}" if policy.grace_s else ""  # else the container's own
+    variables = {
+        **_owners_common(policy, lock),
+        "GF_STOP": "\n".join(" ".join(stop) for stop in stops),
+        "GF_RUN": run,
+        "GF_CONTAINER_GRACE": grace,
+    }
+    files = ("frame.sh", "lock.sh", "stopped.sh", "stop.sh")
+    return Script("stop", files, variables, 2 * policy.limits.owner_s + 10)
+
+
+def start_script(policy: Policy, *, lock: str) -> Script:
+    """Starts what the node's file says was stopped. An interrupt of the run doesn't cut it."""
+    variables = {
+        **_owners_common(policy, lock),
+        "GF_SETTLE_S": f"{max(policy.settle_s, STAYS_UP_S):.2f}",
+    }
+    files = ("frame.sh", "lock.sh", "stopped.sh", "start.sh")
+    return Script("start", files, variables, 2 * policy.limits.owner_s + 10, shielded=True)
+
+
+def _owners_common(policy: Policy, lock: str) -> dict[str, str]:
+    limit_s = policy.limits.owner_s
+    return {
+        "GF_LOCK": lock,
+        "GF_TOOL_S": _seconds(limit_s),
+        "GF_ALL_CS": _hundredths(limit_s),
+    }
 
 
 def close_script(*, line: str, ports: bool) -> Script:

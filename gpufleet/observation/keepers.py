@@ -34,6 +34,7 @@ class Container:
     pid: int
     restart: str
     name: str
+    image: str = ""
 
 
 def parse_units(text: str) -> dict[str, Unit]:
@@ -78,9 +79,9 @@ def read_containers(answer: Answer) -> dict[str, Container]:
     found = {}
     for name, section in answer.sections.items():
         words = section.text.split()
-        if name.startswith("container.") and section.status == "0" and len(words) == 4:
+        if name.startswith("container.") and section.status == "0" and len(words) in {4, 5}:
             pid = int(words[1]) if words[1].isascii() and words[1].isdigit() else 0
-            found[name.removeprefix("container.")] = Container(words[0], pid, words[2], words[3])
+            found[name.removeprefix("container.")] = Container(words[0], pid, *words[2:])
     return found
 
 

@@ -13,7 +13,7 @@ from gpufleet.plan.program import program_name
 from gpufleet.plan.rules import Hit, Setting, own_pids, package_work, spared_by
 from gpufleet.policy import Policy
 
-__all__ = ["NO_PLAN", "Decision", "Job", "Plan", "make_plan"]
+__all__ = ["NO_PLAN", "Decision", "Job", "Plan", "job_above", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _jobs(decisions: list[Decision], processes: Mapping[int, Process]) -> tuple[
     found: dict[str, Job] = {}
     for decision in decisions:
         process, owner = decision.process, decision.process.owner
-        number = owner.name if owner.kind == "job" else _step_above(process, processes)
+        number = job_above(process, processes)
         if number:
             found.setdefault(number, Job(f"job {number}", process.user, f"scancel {number}"))
         elif owner.kind == "pod":
@@ -186,8 +186,10 @@ def _jobs(decisions: list[Decision], processes: Mapping[int, Process]) -> tuple[
     return tuple(found.values())
 
 
-def _step_above(process: Process, processes: Mapping[int, Process]) -> str:
-    """`slurmstepd: [123.batch]` among the ancestors -> "123"."""
+def job_above(process: Process, processes: Mapping[int, Process]) -> str:
+    """The number of its Slurm job. `slurmstepd: [123.batch]` among the ancestors -> "123"."""
+    if process.owner.kind == "job":
+        return process.owner.name
     for ancestor in ancestors(process.pid, processes):
         if program_name(ancestor) == "slurmstepd":
             match = re.search(r"\[([0-9]+)\.", ancestor.command)

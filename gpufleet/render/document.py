@@ -9,6 +9,7 @@ from typing import Any
 from gpufleet.model import (
     CHECK_VERDICTS,
     RESET_VERDICTS,
+    RESTORE_VERDICTS,
     STATUS_VERDICTS,
     Gpu,
     NodeReport,
@@ -21,6 +22,7 @@ SCHEMA = 1
 """Raised when a key changes its meaning or goes away; new keys don't raise it."""
 
 VERDICTS = {"reset": RESET_VERDICTS, "status": STATUS_VERDICTS, "check": CHECK_VERDICTS}
+VERDICTS["restore"] = RESTORE_VERDICTS
 
 
 def run_document(report: RunReport, exit_code: int) -> str:
@@ -91,6 +93,7 @@ def node_document(
         "killed": [_process(line) for line in killed],
         "spared": [_process(line) for line in node.spared],
         "survivors": [_process(line) for line in node.survivors],
+        "stopped": [vars(line) for line in node.stopped],
         "timeline": [vars(moment) for moment in node.timeline],
     }
     if command == "status":
@@ -122,4 +125,6 @@ def _process(line: ProcessLine) -> dict[str, Any]:
         "signal": line.signal,
         "age_s": line.age_s,
         "memory_mib": line.memory_mib,
+        "managed": line.managed,
+        "restart": line.restart,
     }

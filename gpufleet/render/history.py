@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpufleet.masking import printable
-from gpufleet.model import Gpu, Moment, NodeReport, ProcessLine, RunReport, Verdict
+from gpufleet.model import Gpu, Moment, NodeReport, ProcessLine, RunReport, Stopped, Verdict
 from gpufleet.render.document import SCHEMA
 from gpufleet.render.text import run_text
 
@@ -103,6 +103,7 @@ def _node(node: Mapping[str, Any]) -> NodeReport:
         killed=tuple(ProcessLine(**line) for line in node["killed"]),
         spared=tuple(ProcessLine(**line) for line in node["spared"]),
         survivors=tuple(ProcessLine(**line) for line in node["survivors"]),
+        stopped=tuple(Stopped(**line) for line in node.get("stopped", ())),
         timeline=tuple(Moment(**moment) for moment in node["timeline"]),
         **{key: node[key] for key in plain},
     )

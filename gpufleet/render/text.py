@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from gpufleet.masking import printable
-from gpufleet.model import Gpu, NodeReport, ProcessLine, RunReport, Verdict
+from gpufleet.model import Gpu, NodeReport, ProcessLine, RunReport, Stopped, Verdict
 from gpufleet.policy import NodeSpec
 from gpufleet.render.document import VERDICTS
 from gpufleet.render.folding import folded, names
@@ -78,7 +78,7 @@ def needs_eyes(node: NodeReport) -> bool:
 
 
 def _count_titles(report: RunReport) -> tuple[str, ...]:
-    if report.command == "check":
+    if report.command in {"check", "restore"}:
         return ()
     acted = report.command == "reset" and not report.dry_run
     return ("KILLED" if acted else "WOULD KILL", "SPARED")
@@ -119,6 +119,8 @@ def details(
         yield f"    next{of}: {printable(node.next_step)}"
     for warning in node.warnings:
         yield _wrapped(f"    warning: {printable(warning)}", ink)
+    for stop in node.stopped:
+        yield f"    {_stopped(stop, report)}"
     processes = [("survivor", node.survivors)]
     if verbose or report.dry_run:
         acted = report.command == "reset" and not report.dry_run
@@ -145,9 +147,24 @@ def _wrapped(line: str, ink: Ink) -> str:
     )
 
 
+def _stopped(stop: Stopped, report: RunReport) -> str:
+    """`stopped: sglang.service by systemctl stop sglang.service; started again: yes`"""
+    if report.command == "restore":
+        return printable(f"started: {stop.owner} by {stop.action}: {stop.restored}")
+    if report.dry_run:
+        why = f"would not stop: {stop.owner}: {stop.stopped}"
+        return printable(why if stop.stopped else f"would stop: {stop.owner} by {stop.action}")
+    if stop.stopped != "yes":
+        return printable(f"not stopped: {stop.owner} by {stop.action}: {stop.stopped}")
+    again = stop.restored or "no (gpufleet restore)"
+    return printable(f"stopped: {stop.owner} by {stop.action}; started again: {again}")
+
+
 def _process_lines(title: str, lines: Sequence[ProcessLine]) -> Iterator[str]:
     for line in lines:
+        more = [*filter(None, (line.managed, line.restart and f"restart {line.restart}"))]
         owner = f" {line.owner}" if line.owner else ""
+        owner += f" [{', '.join(more)}]" if more else ""
         signal = f" {line.signal}" if line.signal else ""
         since = f"{age(line.age_s)} " if line.age_s is not None else ""
         yield (

@@ -20,11 +20,13 @@ from gpufleet.plan import NO_PLAN, make_plan
 from gpufleet.policy import NodeSpec
 from gpufleet.reset.ending import close, ended_early, report_of
 from gpufleet.reset.hooks import ask_guard, run_after, run_before, told
+from gpufleet.reset.owners import plan_stops, start_owners, stop_owners
+from gpufleet.reset.restoring import restore_node
 from gpufleet.reset.state import Crowd, Here, OnEvent, Resetting, State, crowd_of
 from gpufleet.reset.wire import ask, observe, reconnect, why
 from gpufleet.transport import Connect
 
-__all__ = ["Crowd", "Here", "OnEvent", "Resetting", "crowd_of", "reset_node"]
+__all__ = ["Crowd", "Here", "OnEvent", "Resetting", "crowd_of", "reset_node", "restore_node"]
 
 IDLE_ROUNDS = 3
 """So many acts without anything to kill: waiting longer is the node's matter, not one more look's."""
@@ -54,7 +56,7 @@ def reset_node(
 
     state = State(spec, connect, run, noted, started, connect_anyway or connect)
     try:
-        report = run_after(state, _verdict(state))
+        report = run_after(state, start_owners(state, _verdict(state)))
     finally:
         if state.transport is not None:
             state.transport.close()
@@ -86,9 +88,12 @@ def _reset(state: State) -> NodeReport:
     if stop := _forbidden(state, judgement):
         return report_of(state, stop)
     if state.run.dry_run:
+        plan_stops(state)
         return report_of(state, _dry_run(state, observation))
     if _worth_preparing(state, judgement):
         judgement = _prepared(state)
+    if state.spec.policy.stop == "owner" and _worth_acting(state, judgement):
+        judgement = _without_owners(state, judgement)
     if not _worth_acting(state, judgement):
         return report_of(state, judgement)
     rounds = tenacity.Retrying(
@@ -165,6 +170,27 @@ def _prepared(state: State) -> Judgement:
         assert state.after is not None
         observation = state.after
     return _judge(state, observation)
+
+
+def _looked_again(state: State) -> Observation:
+    """Another look before the first kill: nothing can have come back yet."""
+    script = look_script(
+        state.spec.policy, two_samples=True, budget_s=state.left_s, owners=state.owners_hit
+    )
+    state.on_event("look", "")
+    state.after = None
+    observation = parse_observation(ask(state, script, timeout_s=state.left_s))
+    _learn(state, observation)
+    return observation
+
+
+def _without_owners(state: State, judgement: Judgement) -> Judgement:
+    """Have the owners stop the workload, then look again: what is left is killed as ever."""
+    plan_stops(state)
+    if refused := stop_owners(state):
+        state.refused = True
+        return refused
+    return _judge(state, _looked_again(state)) if state.stopped_any else judgement
 
 
 def _worth_acting(state: State, judgement: Judgement) -> bool:
@@ -253,6 +279,7 @@ def _judge(state: State, observation: Observation) -> Judgement:
         plan=state.plan or NO_PLAN,
         killed=tuple(state.decided[i] for i in state.killed if i in state.decided),
         returned=tuple(state.returned),
+        stopped=state.stopped_owners,
     )
     return judge_reset(evidence, state.spec.policy, state.spec.access.ssh_command)
 

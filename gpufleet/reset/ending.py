@@ -10,6 +10,7 @@ from gpufleet.model import NodeReport, Verdict
 from gpufleet.node import close_script
 from gpufleet.observation import parse_ports
 from gpufleet.report import failed_report, node_report, syslog_line, with_ports
+from gpufleet.reset.owners import with_owners
 from gpufleet.reset.state import State
 
 _CLOSE_S = 10.0
@@ -30,6 +31,10 @@ def close(state: State, report: NodeReport) -> NodeReport:
 
 
 def report_of(state: State, judgement: Judgement) -> NodeReport:
+    return with_owners(state, _report_of(state, judgement))
+
+
+def _report_of(state: State, judgement: Judgement) -> NodeReport:
     return node_report(
         state.spec,
         judgement,
@@ -45,11 +50,13 @@ def report_of(state: State, judgement: Judgement) -> NodeReport:
 
 def ended_early(state: State, error: NodeError) -> NodeReport:
     """No finished answer. After the first act the node's state is unknown, whatever the reason."""
-    if state.attempts == 0 and not state.opened:
+    if state.attempts == 0 and not state.opened and not state.stopped_any:
         return _ended_untouched(state, error)
     reason = "interrupted" if state.run.interrupted() else error.reason
     if state.attempts == 0 and state.spec.hooks.before:
         reason = f"{reason} after `before` had begun, nothing was killed"
+    if state.attempts == 0 and state.stopped_any:
+        reason = f"{reason} after owners were being stopped"
     judgement = Judgement(
         Verdict.UNKNOWN,
         f"{reason}: state not verified",

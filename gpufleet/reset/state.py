@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from gpufleet.model import ProcessLine
 from gpufleet.observation import Observation, Owner
+from gpufleet.observation.managed import Managed
 from gpufleet.plan import Decision, Plan
+from gpufleet.plan.managed import Stop
 from gpufleet.policy import NodeSpec
 from gpufleet.transport import Connect, Transport
 
@@ -85,6 +87,13 @@ class State:
     """The script of the act under way has said that its signals are out."""
     opened: bool = False
     """`before` may have run, or an act begins: `after` is due."""
+    managed: Managed | None = None
+    """What the owners of workload said of themselves, if they were asked."""
+    stops: list[Stop] = field(default_factory=list)
+    """Owners that this reset stopped, was to stop, or would."""
+    stopped: dict[str, str] = field(default_factory=dict)
+    """By the stop's owner: "yes", or why not; nothing in a dry run."""
+    restored: dict[str, str] = field(default_factory=dict)
     hooks_s: float = 0.0
     """Seconds that hooks took: theirs, not the node's budget."""
 
@@ -92,7 +101,19 @@ class State:
     def owners_hit(self) -> frozenset[Owner]:
         kinds = {"service", "user-service", "container", "pod"}
         owners = {decision.process.owner for decision in self.decided.values()}
+        if self.stopped_any:
+            owners |= {stop.source for stop in self.stops if not stop.why_not}
         return frozenset(owner for owner in owners if owner.kind in kinds)
+
+    @property
+    def stopped_owners(self) -> frozenset[Owner]:
+        """Those whose stop succeeded."""
+        return frozenset(s.source for s in self.stops if self.stopped.get(s.owner) == "yes")
+
+    @property
+    def stopped_any(self) -> bool:
+        """Has something been tried, so that the last look is old?"""
+        return any(stop.owner in self.stopped and not stop.why_not for stop in self.stops)
 
     @property
     def lock(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpufleet.look import check_node, status_node
 from gpufleet.model import NodeReport, RunReport, Verdict
 from gpufleet.policy import NodeSpec
-from gpufleet.reset import Crowd, Resetting, crowd_of, reset_node
+from gpufleet.reset import Crowd, Resetting, crowd_of, reset_node, restore_node
 from gpufleet.run.fanout import PARALLEL, Progress, run_nodes, untouched
 from gpufleet.run.interrupt import Connector, Interrupt
 from gpufleet.run.origin import here, new_run_id, person
@@ -26,10 +26,19 @@ from gpufleet.transport import Transport
 if TYPE_CHECKING:
     from gpufleet.ssh import Network
 
-__all__ = ["Interrupt", "Progress", "check", "new_run_id", "reset", "run_nodes", "status"]
+__all__ = [
+    "Interrupt",
+    "Progress",
+    "check",
+    "new_run_id",
+    "reset",
+    "restore",
+    "run_nodes",
+    "status",
+]
 
 
-_TOUCHING = frozenset({"before", "kill", "free", "after"})
+_TOUCHING = frozenset({"before", "stop", "kill", "free", "start", "after"})
 """Phases from which on a node is no longer as it was."""
 
 
@@ -94,6 +103,28 @@ def reset(
 
 def _crowds(shown: RunReport) -> Mapping[str, Crowd]:
     return {node.host: crowd_of(node.planned) for node in shown.nodes}
+
+
+def restore(
+    specs: Sequence[NodeSpec],
+    *,
+    selection: str = "",
+    parallel: int = PARALLEL,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+    run_id: str | None = None,
+) -> RunReport:
+    """Start again what earlier resets stopped and didn't start. READY: all of it is up."""
+    run_id = run_id or new_run_id()
+    who = f"{person()}, since {_now()}"
+
+    def look(
+        spec: NodeSpec, connect: Callable[[], Transport], on_event: Callable[[str, str], None]
+    ) -> NodeReport:
+        on_event("start", "")
+        return restore_node(spec, connect, f"run {run_id} by {who}")
+
+    return _look("restore", look, specs, selection, parallel, progress, executor, run_id)
 
 
 def status(

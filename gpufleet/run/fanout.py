@@ -157,14 +157,21 @@ def _result(future: Future[NodeReport], spec: NodeSpec) -> NodeReport:
 def _limit_s(spec: NodeSpec) -> float:
     policy = spec.policy
     budget_s = max(policy.timeout_s, policy.dying_timeout_s) + policy.grace_s
+    budget_s += 4 * policy.owners_s  # stopped, and started
     return budget_s + spec.hooks.longest_s + _OVERTIME_S
 
 
 def _wind_down_s(spec: NodeSpec) -> float:
     """An `after` puts back what `before` took away: it gets its time, over a new connection."""
-    if not spec.hooks.after:
+    if not spec.hooks.after and not spec.policy.restart:
         return WIND_DOWN_S
-    return WIND_DOWN_S + 2 * spec.access.connect_timeout_s + spec.hooks.after_timeout_s + 10
+    return (
+        WIND_DOWN_S
+        + 2 * spec.access.connect_timeout_s
+        + spec.hooks.after_timeout_s
+        + 10
+        + spec.policy.owners_s
+    )
 
 
 def _lost(spec: NodeSpec, reason: str, elapsed_s: float) -> NodeReport:

@@ -234,6 +234,17 @@ class Machine:
                 raise SimFleetError(f"no process {words!r}")
             time.sleep(0.01)
 
+    def await_unready(self, program: str, timeout_s: float = 10.0) -> NodeProcess:
+        """A process by its program's name that is no stand-in, so never says that it is ready."""
+        until = time.monotonic() + timeout_s
+        while True:
+            for process in self.processes():
+                if process.args and process.args[0] == program.encode():
+                    return process
+            if time.monotonic() > until:
+                raise SimFleetError(f"no process {program!r}")
+            time.sleep(0.01)
+
     def show(self, name: str, key: str) -> str:
         """systemd's own word on a unit, as `ActiveState`."""
         return self.exec(f"systemctl show --value --property={key} -- '{name}'").stdout.strip()

@@ -53,7 +53,9 @@ def _style() -> str:
 
 
 def _title(run: PageRun) -> str:
-    what = {"reset": "Reset", "status": "Status", "check": "Check"}[run.command]
+    what = {"reset": "Reset", "status": "Status", "check": "Check", "restore": "Restore"}[
+        run.command
+    ]
     dry = " (dry run)" if run.dry_run else ""
     return f"{what}{dry} of {run.selection or 'nodes'}"
 

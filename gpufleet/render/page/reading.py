@@ -77,7 +77,7 @@ class PageRun(_Part):
 
     schema_number: int = Field(alias="schema")
     run_id: str = Field(alias="run_id")
-    command: Literal["reset", "status", "check"]
+    command: Literal["reset", "status", "check", "restore"]
     dry_run: bool = False
     selection: str = ""
     started: str = ""
