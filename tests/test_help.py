@@ -106,7 +106,7 @@ def test_what_makes_no_sense_together_is_refused_before_any_node_is_asked(
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("gpufleet re", ["reset", "report"]),
+        ("gpufleet re", ["reset", "restore", "report"]),
         ("gpufleet reset -H gpu", ["gpu01", "gpu02"]),
         ("gpufleet reset -H gpu01,tr", ["gpu01,training"]),
         ("gpufleet reset -H @", ["@pool", "@training"]),

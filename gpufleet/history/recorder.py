@@ -34,7 +34,7 @@ from gpufleet.policy import NodeSpec
 WAIT_S = 2.0
 """The most that a run is held up by its record, once: what is late then isn't waited for again."""
 
-_CHANGES = frozenset({"before", "kill"})
+_CHANGES = frozenset({"before", "stop", "kill"})
 """Phases of a node that begin to change something on it."""
 
 Job = Callable[[sqlite3.Connection], None]

@@ -4,7 +4,8 @@
 # Kinds: service, user-service (UID:NAME), docker and podman (a container's id), supervisor, job,
 # drain (the node's name in Kubernetes).
 
-GF_STOPPED=/var/lib/gpufleet/stopped
+# Not in /var/lib/gpufleet: that is root's record of runs, which others may be let into.
+GF_STOPPED=/var/lib/gpufleet-node/stopped
 
 gf_stopped_folder() {
   gf_folder=${GF_STOPPED%/*}

@@ -40,7 +40,13 @@ def _told(node: NodeReport) -> tuple[Hashable, ...]:
     """Survivors make a node its own: their pids are what a person needs."""
     own = node.host if node.survivors else ""
     texts = (node.reason, node.next_step, *node.warnings)
-    return (node.verdict, node.stage, own, node.stopped, *(_without_name(text, node) for text in texts))
+    return (
+        node.verdict,
+        node.stage,
+        own,
+        node.stopped,
+        *(_without_name(text, node) for text in texts),
+    )
 
 
 def _without_name(text: str, node: NodeReport) -> str:

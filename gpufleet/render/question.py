@@ -29,6 +29,7 @@ def question_text(report: RunReport, fold: Fold, now: datetime, inventory: str =
     lines += [f"  kill {group}" for group in groups[:SHOWN]]
     if len(groups) > SHOWN:
         lines.append(f"  kill processes of {len(groups) - SHOWN} more owners")
+    lines += _stops(acted, fold)
     lines += _others(report.nodes, fold)
     lines += _hooks(acted, fold)
     return "".join(f"{printable(line)}\n" for line in lines)
@@ -89,6 +90,17 @@ def _others(nodes: Sequence[NodeReport], fold: Fold) -> list[str]:
         kinds.setdefault(what, []).append(node.host)
     lines = [f"  {what}: {fold(hosts)}" for what, hosts in kinds.items()]
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"  … {len(lines) - SHOWN} more"]
+
+
+def _stops(nodes: Sequence[NodeReport], fold: Fold) -> list[str]:
+    """What would be stopped by its owner first: `stop sglang.service on gpu[01-16]`."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        for stop in node.stopped:
+            if not stop.stopped:
+                found.setdefault(stop.owner, []).append(node.host)
+    lines = [f"  stop {owner} on {fold(hosts)}" for owner, hosts in found.items()]
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"  stop {len(lines) - SHOWN} more"]
 
 
 def _hooks(nodes: Sequence[NodeReport], fold: Fold) -> list[str]:

@@ -193,7 +193,9 @@ def _refused(state: State, answer: Answer) -> Judgement:
         step = f"{ssh} cat /run/gpufleet/lock  # wait for it"
         return Judgement(Verdict.SKIPPED, f"another reset holds this node: {holder}", step)
     reason = f"{one_line(answer.text('failed'))}: nothing was stopped or killed"
-    return Judgement(Verdict.UNKNOWN, reason, f"{ssh} 'ls -ld /var/lib/gpufleet; df -h /var/lib'")
+    return Judgement(
+        Verdict.UNKNOWN, reason, f"{ssh} 'ls -ld /var/lib/gpufleet-node; df -h /var/lib'"
+    )
 
 
 def _timed(state: State, script: Script) -> Answer:

@@ -52,7 +52,7 @@ def _report(spec: NodeSpec, answer: Answer, elapsed_s: float) -> NodeReport:
         verdict, step = Verdict.SKIPPED, f"{ssh} cat /run/gpufleet/lock  # wait for it"
         reason = f"another reset holds this node: {one_line(answer.text('locked'))}"
     elif "failed" in answer.sections:
-        verdict, step = Verdict.UNKNOWN, f"{ssh} cat /var/lib/gpufleet/stopped"
+        verdict, step = Verdict.UNKNOWN, f"{ssh} cat /var/lib/gpufleet-node/stopped"
         reason = one_line(answer.text("failed"))
     started = parse_started(answer)
     report = NodeReport(

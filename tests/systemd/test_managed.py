@@ -12,7 +12,7 @@ from . import DAEMONS, Machine, job
 from .conftest import Reset, spec_of
 from .test_systemd import AtDeath, start_enabled, start_user_service
 
-FILE = "/var/lib/gpufleet/stopped"
+FILE = "/var/lib/gpufleet-node/stopped"
 STUBBORN = {"Restart": "always", "RestartSec": 0.1, "StartLimitBurst": 99}
 
 
@@ -23,7 +23,7 @@ def restore(machine: Machine) -> NodeReport:
 
 @pytest.fixture(autouse=True)
 def _no_file(machine: Machine) -> None:
-    machine.exec("rm -rf /var/lib/gpufleet")
+    machine.exec("rm -rf /var/lib/gpufleet-node")
 
 
 @pytest.mark.parametrize("name", ["sglang.service", "sglang-llama\\x2d70b@0.service"])
@@ -223,7 +223,7 @@ def test_where_nothing_can_be_written_down_nothing_is_stopped(
     machine: Machine, reset: Reset
 ) -> None:
     main = machine.start_unit("sglang.service", job(memory="0=1000", **STUBBORN))
-    machine.exec("mkdir -m 755 /var/lib/gpufleet")
+    machine.exec("mkdir -m 755 /var/lib/gpufleet-node")
 
     report = reset(stop="owner")
 

@@ -60,6 +60,8 @@ def make_folders(state: int, programs: int, homes: list[str]) -> None:
         os.mkdir(f"/run/{folder}", 0o755)
     mount(f"/proc/self/fd/{state}", f"{HOME}/state", "", MS_BIND)
     mount(f"/proc/self/fd/{programs}", f"{HOME}/programs", "", MS_BIND)
+    for folder in ("/var/lib", "/var/log"):  # a node's own; nothing in it needs the machine's
+        mount("tmpfs", folder, "tmpfs", MS_NOSUID, "mode=755,size=16m")
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID, "mode=1777,size=256m")
     for home in homes:
         user, uid, gid = home.split(":")
