@@ -111,6 +111,15 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Leftover:
+    """A file in /dev/shm that nobody uses. `removed`: "yes", or why not; "" in a dry run."""
+
+    path: str
+    size_bytes: int
+    removed: str = ""
+
+
+@dataclass(frozen=True)
 class Moment:
     """The beginning of a phase of a node (connect, look, kill, free, settle, retry, done): seconds
     since the node's own start."""
@@ -143,6 +152,7 @@ class NodeReport:
     survivors: tuple[ProcessLine, ...] = ()
     stopped: tuple[Stopped, ...] = ()
     """In a dry run what would be stopped, with an empty `stopped`."""
+    leftovers: tuple[Leftover, ...] = ()
     planned: tuple[ProcessLine, ...] = ()
     """What a dry run or a status would kill."""
     timeline: tuple[Moment, ...] = ()

@@ -126,6 +126,9 @@ class Policy:
     kubernetes: Kubernetes = "tell"
     """`drain` runs `kubectl drain` on the node itself, under `stop: owner` and `jobs: kill`."""
 
+    clean_shm: bool = False
+    """Remove the shared memory that killed workload left in /dev/shm, once the node is CLEAN."""
+
     grace_s: float = 0.0
     """Seconds between TERM and KILL. 0, straight KILL, as in the command that gpufleet replaces."""
 

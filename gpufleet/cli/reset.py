@@ -88,6 +88,10 @@ def reset(
         bool,
         typer.Option("--restart-owners", help="Start again what was stopped, once CLEAN"),
     ] = False,
+    clean_shm: Annotated[
+        bool,
+        typer.Option("--clean-shm", help="Remove the shared memory that workload left behind"),
+    ] = False,
     match_workload: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,6 +157,7 @@ def reset(
         "jobs": jobs,
         "stop": "owner" if stop_owners else None,
         "restart": "yes" if restart_owners else None,
+        "clean_shm": "yes" if clean_shm else None,
         "workload": match_workload,
         "protect": protect,
         "timeout": timeout,

@@ -86,6 +86,7 @@ class NodeSchema(Route):
     stop: Annotated[str | None, _word(values.STOPS)] = None
     restart: Annotated[bool | None, BeforeValidator(values.yes)] = None
     kubernetes: Annotated[str | None, _word(values.KUBERNETES)] = None
+    clean_shm: Annotated[bool | None, BeforeValidator(values.yes)] = None
     grace: _Duration = None
     settle: _Duration = None
     attempts: Annotated[int | None, BeforeValidator(values.attempts)] = None

@@ -118,6 +118,12 @@ def start_script(policy: Policy, *, lock: str) -> Script:
     return Script("start", files, variables, 2 * policy.limits.owner_s + 10, shielded=True)
 
 
+def shm_script(names: Iterable[str], *, lock: str) -> Script:
+    """Removes files in /dev/shm, each if nobody uses it at that moment."""
+    variables = {"GF_SHM": "\n".join(names), "GF_LOCK": lock, "GF_TOOL_S": "10.0"}
+    return Script("shm", ("frame.sh", "lock.sh", "shm.sh"), variables)
+
+
 def _owners_common(policy: Policy, lock: str) -> dict[str, str]:
     limit_s = policy.limits.owner_s
     return {

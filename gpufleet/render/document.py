@@ -94,6 +94,7 @@ def node_document(
         "spared": [_process(line) for line in node.spared],
         "survivors": [_process(line) for line in node.survivors],
         "stopped": [vars(line) for line in node.stopped],
+        "leftovers": [vars(one) for one in node.leftovers],
         "timeline": [vars(moment) for moment in node.timeline],
     }
     if command == "status":

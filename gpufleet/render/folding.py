@@ -45,6 +45,7 @@ def _told(node: NodeReport) -> tuple[Hashable, ...]:
         node.stage,
         own,
         node.stopped,
+        node.leftovers,
         *(_without_name(text, node) for text in texts),
     )
 

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpufleet.masking import printable
-from gpufleet.model import Gpu, Moment, NodeReport, ProcessLine, RunReport, Stopped, Verdict
+from gpufleet.model import (
+    Gpu,
+    Leftover,
+    Moment,
+    NodeReport,
+    ProcessLine,
+    RunReport,
+    Stopped,
+    Verdict,
+)
 from gpufleet.render.document import SCHEMA
 from gpufleet.render.text import run_text
 
@@ -104,6 +113,7 @@ def _node(node: Mapping[str, Any]) -> NodeReport:
         spared=tuple(ProcessLine(**line) for line in node["spared"]),
         survivors=tuple(ProcessLine(**line) for line in node["survivors"]),
         stopped=tuple(Stopped(**line) for line in node.get("stopped", ())),
+        leftovers=tuple(Leftover(**one) for one in node.get("leftovers", ())),
         timeline=tuple(Moment(**moment) for moment in node["timeline"]),
         **{key: node[key] for key in plain},
     )

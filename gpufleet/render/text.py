@@ -119,6 +119,10 @@ def details(
         yield f"    next{of}: {printable(node.next_step)}"
     for warning in node.warnings:
         yield _wrapped(f"    warning: {printable(warning)}", ink)
+    for one in node.leftovers:
+        done = {"": "would remove", "yes": "removed"}.get(one.removed, "left")
+        why = f": {one.removed}" if done == "left" else ""
+        yield printable(f"    {done}: {one.path}, {one.size_bytes / (1 << 20):.1f} MiB{why}")
     for stop in node.stopped:
         yield f"    {_stopped(stop, report)}"
     processes = [("survivor", node.survivors)]

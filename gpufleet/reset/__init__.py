@@ -22,6 +22,7 @@ from gpufleet.reset.ending import close, ended_early, report_of
 from gpufleet.reset.hooks import ask_guard, run_after, run_before, told
 from gpufleet.reset.owners import plan_stops, start_owners, stop_owners
 from gpufleet.reset.restoring import restore_node
+from gpufleet.reset.segments import clean_segments
 from gpufleet.reset.state import Crowd, Here, OnEvent, Resetting, State, crowd_of
 from gpufleet.reset.wire import ask, observe, reconnect, why
 from gpufleet.transport import Connect
@@ -56,7 +57,7 @@ def reset_node(
 
     state = State(spec, connect, run, noted, started, connect_anyway or connect)
     try:
-        report = run_after(state, start_owners(state, _verdict(state)))
+        report = run_after(state, start_owners(state, clean_segments(state, _verdict(state))))
     finally:
         if state.transport is not None:
             state.transport.close()

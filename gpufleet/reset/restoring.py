@@ -12,6 +12,7 @@ from gpufleet.observation.managed import Started, one_line, parse_started
 from gpufleet.policy import NodeSpec
 from gpufleet.report import failed_report
 from gpufleet.reset.owners import restored, with_failures
+from gpufleet.reset.state import OnEvent
 from gpufleet.transport import Answer, Transport
 
 _ACTIONS = {
@@ -24,12 +25,19 @@ _ACTIONS = {
 }
 
 
-def restore_node(spec: NodeSpec, connect: Callable[[], Transport], lock: str) -> NodeReport:
+def restore_node(
+    spec: NodeSpec,
+    connect: Callable[[], Transport],
+    lock: str,
+    on_event: OnEvent = lambda phase, detail: None,
+) -> NodeReport:
     """READY where all of it is up, or nothing was to be started; never raises a `NodeError`."""
     began = time.monotonic()
     transport: Transport | None = None
     try:
+        on_event("connect", "")
         transport = connect()
+        on_event("start", "")
         script = start_script(spec.policy, lock=lock)
         try:
             answer = transport.run(script, timeout_s=4 * spec.policy.limits.owner_s)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gpufleet.look import check_node, status_node
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-_TOUCHING = frozenset({"before", "stop", "kill", "free", "start", "after"})
+_TOUCHING = frozenset({"before", "stop", "kill", "free", "clean", "start", "after"})
 """Phases from which on a node is no longer as it was."""
 
 
@@ -119,12 +119,21 @@ def restore(
     who = f"{person()}, since {_now()}"
 
     def look(
-        spec: NodeSpec, connect: Callable[[], Transport], on_event: Callable[[str, str], None]
+        spec: NodeSpec,
+        connect: Callable[[], Transport],
+        on_event: Callable[[str, str], None],
+        _interrupted: Callable[[], bool],
     ) -> NodeReport:
-        on_event("start", "")
-        return restore_node(spec, connect, f"run {run_id} by {who}")
+        return restore_node(spec, connect, f"run {run_id} by {who}", on_event)
 
-    return _look("restore", look, specs, selection, parallel, progress, executor, run_id)
+    report = _look("restore", look, specs, selection, parallel, progress, executor, run_id)
+    nodes = tuple(
+        replace(node, next_step=f"gpufleet restore --hosts {node.host}")
+        if node.verdict is Verdict.NOT_STARTED
+        else node
+        for node in report.nodes
+    )
+    return replace(report, nodes=nodes)
 
 
 def status(
@@ -173,10 +182,15 @@ def _look(
     network = _network(specs, interrupt, progress)
 
     def work(spec: NodeSpec) -> NodeReport:
-        on_event = partial(progress.on_event, spec.name)
+        def on_event(phase: str, detail: str) -> None:
+            if phase in _TOUCHING:
+                interrupt.touched.add(spec.name)
+            progress.on_event(spec.name, phase, detail)
+
         connector = Connector(spec, interrupt, network)
         report = look(spec, connector, on_event, interrupt.__bool__)
-        if interrupt and report.verdict in {Verdict.UNKNOWN, Verdict.UNREACHABLE}:
+        failed = report.verdict in {Verdict.UNKNOWN, Verdict.UNREACHABLE}
+        if interrupt and failed and spec.name not in interrupt.touched:
             return untouched(spec)
         return report
 
