@@ -383,6 +383,27 @@ def test_restore_says_what_does_not_come_up(node: SimNode, gpufleet: Command) ->
     assert node.path(FILE).exists()
 
 
+def test_a_start_without_a_stop_is_refused(node: SimNode, gpufleet: Command) -> None:
+    container(node, "docker")
+
+    ran = gpufleet("reset", "-H", "gpu01", "--restart-owners")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "--restart-owners starts what --stop-owners stopped: give both" in ran.err
+    assert calls(node, "stop") == []
+
+
+def test_a_docker_that_hangs_costs_a_moment_and_the_container_is_killed(
+    node: SimNode, reset_sim: Reset
+) -> None:
+    container(node, "docker", "sleep 600")
+
+    report = reset_sim(stop="owner", limits=replace(QUICK, tool_s=3))
+
+    assert [stop.stopped for stop in report.stopped] == ["docker did not answer"]
+    assert [line.signal for line in report.killed] == ["KILL"]
+
+
 # Pure
 
 

@@ -29,6 +29,7 @@ from gpufleet.cli.options import (
 from gpufleet.cli.recording import DAYS, Traces, recording
 from gpufleet.cli.selecting import selected
 from gpufleet.cli.showing import View, show, watching
+from gpufleet.errors import UsageError
 
 
 def reset(
@@ -168,6 +169,8 @@ def reset(
     fleet, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
     if not specs:
         return nothing_failed("reset", hosts, view)
+    if restart_owners and any(spec.policy.stop != "owner" for spec in specs):
+        raise UsageError("--restart-owners starts what --stop-owners stopped: give both")
     from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
     from gpufleet.run.rolling import parse_rolling  # noqa: PLC0415
 

@@ -12,7 +12,11 @@ gf_ask_owners() {
     gf_tool "user-unit.$gf_unit" setpriv --reuid="${gf_unit%%:*}" --regid="${gf_unit%%:*}" --clear-groups \
       env XDG_RUNTIME_DIR="/run/user/${gf_unit%%:*}" systemctl --user show --property="$gf_properties" -- "${gf_unit#*:}"
   done
+  gf_now
+  gf_until=$((GF_NOW + 2000))
   for gf_target in $GF_CONTAINERS; do
+    gf_now
+    [ "$GF_NOW" -lt "$gf_until" ] || break # a daemon that hangs does so for each
     gf_tool "container.${gf_target#*:}" "${gf_target%%:*}" inspect --type container \
       --format '{{.State.Status}} {{.State.Pid}} {{.HostConfig.RestartPolicy.Name}} {{.Name}} {{.Config.Image}}' \
       "${gf_target#*:}"

@@ -99,7 +99,7 @@ gf_state_of() {
     *SubState=auto-restart* | *=restarting=* | *BACKOFF*) GF_IS=failing ;;
     *ActiveState=active\ * | *ActiveState=reloading\ * | *=running=* | *=paused=* | *RUNNING* | *cordoned==*) GF_IS=up ;;
     *ActiveState=activating\ * | *STARTING*) GF_IS=starting ;;
-    *ActiveState=* | *status=*= | *STOPPED* | *EXITED* | *FATAL* | *STOPPING* | *cordoned=true=*) GF_IS=down ;;
+    *ActiveState=* | *status=*=* | *STOPPED* | *EXITED* | *FATAL* | *STOPPING* | *cordoned=true=*) GF_IS=down ;;
     *) GF_IS=unknown ;;
   esac
 }

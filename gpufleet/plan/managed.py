@@ -93,7 +93,8 @@ def _stops_of(
         if policy.jobs == "kill":
             yield Stop("job", job, f"slurm job {job}", f"scancel {job}", source=owner)
     elif owner.kind == "pod":
-        yield _pod_stop(owner, managed, policy)
+        if policy.jobs == "kill":
+            yield _pod_stop(owner, managed, policy)
     elif owner.kind == "container":
         yield _container_stop(owner, plan, observation, managed, policy)
     elif program := _program(process, managed, processes):

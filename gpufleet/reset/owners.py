@@ -70,6 +70,8 @@ def plan_stops(state: State) -> None:
     state.managed = ask_owners(
         plan, observation, policy, lambda script: ask(state, script, timeout_s=_ASK_S)
     )
+    if state.managed is None:
+        reconnect(state)  # whatever still runs on the old connection
     if policy.stop == "owner":
         managed = state.managed or Managed()
         state.stops = list(make_stops(plan, observation, managed, policy))
