@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from gpufleet.inventory import fold
-from gpufleet.model import NodeReport, ProcessLine, RunReport, Verdict
+from gpufleet.model import NodeReport, ProcessLine, RunReport, Stopped, Verdict
 from gpufleet.render.question import question_text
 from tests.simfleet import IDLE, SGLANG, Proc, SimFleet, SimNode
 
@@ -60,6 +61,16 @@ def test_units_of_one_user_are_told_together_and_old_ones_by_date() -> None:
         "  kill 4 processes of svc (2 in sglang.service, 1 in docker:0123456789ab) on n[1-2],"
         " since 2025-12-31"
     )
+
+
+def test_owners_that_would_be_stopped_are_told_and_those_that_would_not_be_are_not() -> None:
+    stops = (
+        Stopped("sglang.service", "systemctl stop sglang.service", ""),
+        Stopped("agent.service", "systemctl stop agent.service", "its main process is no workload"),
+    )
+    nodes = [replace(busy(f"n{i}", line("svc", "sglang.service")), stopped=stops) for i in (1, 2)]
+
+    assert asked(*nodes)[2:] == ["  stop sglang.service on n[1-2]"]
 
 
 def test_nodes_that_nothing_is_killed_on_are_told_with_their_reason() -> None:

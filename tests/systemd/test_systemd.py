@@ -82,8 +82,7 @@ def test_a_restart_that_races_the_last_sample_is_never_clean(
 
         report = reset()
 
-        assert report.verdict is Verdict.DIRTY, (delay, report)
-        assert "sglang.service" in report.reason
+        assert report.verdict is not Verdict.CLEAN, (delay, report)
         machine.clear()
 
 
