@@ -22,7 +22,7 @@ demo: $(VENV)/.ready
 	$(SUDO) sh tests/demo.sh $(BIN)
 
 test: $(VENV)/.ready
-	$(SUDO) $(BIN)/python -m pytest -m "not gpu"
+	$(SUDO) $(BIN)/python -m pytest -m "not gpu" -n 4 --dist loadfile
 
 # The root file system is built once, into the user's cache folder; `make test` then runs these as well.
 test-systemd: $(VENV)/.ready

@@ -121,13 +121,13 @@ def test_a_connection_lost_for_good_after_the_first_signal_is_unknown(
 
 
 def test_two_runs_at_once_never_both_act(fleet: SimFleet, node: SimNode, reset_sim: Reset) -> None:
-    """The second one is skipped and names the first, or finds a clean node."""
-    node.start((*SGLANG, Proc("late", ("python3", "x.py"), memory={0: 10}, lag=2)))
+    """The second one, which comes while the first waits for memory, is skipped and names the first."""
+    node.start((*SGLANG, Proc("late", ("python3", "x.py"), memory={0: 10}, lag=6)))
     reports: list[NodeReport] = []
     during_act(node, lambda: reports.append(reset_sim(limits=Limits())))
 
     first = reset_sim(limits=Limits())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not reports and time.monotonic() < deadline:
         time.sleep(0.05)
 
