@@ -11,17 +11,25 @@ import sys
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gpufleet.inventory import fold
 from gpufleet.model import NodeReport, ProcessLine, RunReport, Stopped, Verdict
 from gpufleet.render.question import question_text
+from gpufleet.reset import Resetting, reset_node
+from gpufleet.run import new_run_id
+from gpufleet.ssh import connect
+from tests.conftest import spec_of
 from tests.simfleet import IDLE, SGLANG, Proc, SimFleet, SimNode
+from tests.simfleet.scene import RunningProcess
 
 NOW = datetime(2026, 1, 30, 15, 0, tzinfo=timezone.utc)  # a Friday
 PROMPT = "Kill these processes? [y/N] "
 ALICE = Proc("alice", ("python3", "a.py"), user="alice", memory={1: 900})
+BOB = Proc("bob", ("python3", "b.py"), user="bob", memory={5: 30_000})
 
 
 def line(user: str, owner: str = "", age: timedelta | None = None) -> ProcessLine:
@@ -100,11 +108,18 @@ def test_hooks_that_would_run_are_named() -> None:
 class Terminal:
     """The command on a pseudo terminal: stdin and stderr are one, stdout is a pipe."""
 
-    def __init__(self, fleet: SimFleet, *arguments: str) -> None:
+    def __init__(self, fleet: SimFleet, *arguments: str, inventory: Path | None = None) -> None:
         self.said = ""
         self._control, terminal = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpufleet", *arguments, "-i", str(fleet.fleet_yaml)],
+            [
+                sys.executable,
+                "-m",
+                "gpufleet",
+                *arguments,
+                "-i",
+                str(inventory or fleet.fleet_yaml),
+            ],
             stdin=terminal,
             stdout=subprocess.PIPE,
             stderr=terminal,
@@ -202,7 +217,7 @@ def test_whoever_came_while_one_thought_is_not_killed_without_a_word(
     procs = node.start((ALICE,))
     terminal = Terminal(fleet, "reset", "--hosts", "gpu01,gpu02")
     terminal.await_prompt()
-    procs += node.start((Proc("bob", ("python3", "b.py"), user="bob", memory={5: 30_000}),))
+    procs += node.start((BOB,))
 
     terminal.type("y\n")
     code, _, out = terminal.end()
@@ -211,6 +226,61 @@ def test_whoever_came_while_one_thought_is_not_killed_without_a_word(
     assert "gpu01  SKIPPED" in out
     assert "since you were asked, processes of bob have come: nothing was touched" in out
     assert all(node.alive(proc) for proc in procs)
+
+
+def with_guard(fleet: SimFleet, folder: Path, guard: str) -> Path:
+    document = yaml.safe_load(fleet.fleet_yaml.read_text())
+    document["defaults"]["guard"] = guard
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.mark.parametrize("answer", [1, 2])
+def test_what_a_guard_kept_out_of_the_question_is_not_killed_when_it_changes_its_mind(
+    answer: int, fleet: SimFleet, node: SimNode, tmp_path: Path
+) -> None:
+    kept = node.start((ALICE,))
+    shown = fleet["gpu02"].start((ALICE,))
+    keep = node.path("/run/keep")
+    keep.touch()
+    inventory = with_guard(
+        fleet, tmp_path, f"test ! -e /run/keep || {{ echo kept; exit {answer}; }}"
+    )
+    terminal = Terminal(fleet, "reset", "--hosts", "gpu01,gpu02", inventory=inventory)
+    said = terminal.await_prompt()
+    keep.unlink()
+
+    terminal.type("y\n")
+    terminal.end()
+
+    assert "  kill 1 process of alice on gpu02, since " in said
+    assert "kept" in said
+    assert node.alive(kept[0])
+    assert not fleet["gpu02"].alive(shown[0])
+
+
+def test_whoever_comes_after_the_first_kill_is_not_killed_without_a_word(
+    fleet: SimFleet, node: SimNode
+) -> None:
+    [alice] = node.start((ALICE,))
+    came: list[RunningProcess] = []
+
+    def on_event(phase: str, _detail: str) -> None:
+        if phase == "kill" and not came:
+            came.extend(node.start((BOB,)))
+
+    spec = spec_of(fleet, node)
+    agreed = {"gpu01": frozenset({("alice", "")})}
+    run = Resetting(new_run_id(), "tests", shown=agreed)
+    report = reset_node(spec, lambda: connect(spec), run, on_event)
+
+    assert not node.alive(alice)
+    assert node.alive(came[0])
+    assert report.verdict is Verdict.DIRTY
+    assert (
+        "since you were asked, processes of bob have come, which were left alone" in report.reason
+    )
 
 
 def test_what_was_typed_before_the_question_is_no_answer(fleet: SimFleet, node: SimNode) -> None:

@@ -70,6 +70,34 @@ def test_a_log_that_cannot_be_written_is_one_warning(fleet: SimFleet, gpufleet: 
     assert gone.code == 0
 
 
+def test_traces_that_fail_in_unforeseen_ways_cost_no_verdict(
+    fleet: SimFleet, gpufleet: Command, tmp_path: Path
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    fleet["gpu01"].stop_sshd()
+
+    ran = gpufleet("reset", "--hosts", "gpu01", "--json", "--metrics-file", str(loop))
+
+    assert (ran.code, ran.nodes()["gpu01"]["verdict"]) == (3, "UNREACHABLE")
+    assert ran.err.startswith(f"warning: no metrics of this run: {loop}: ")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("days", ["1000000d", "99999999999999999999d", "9" * 400])
+def test_keeping_the_history_for_longer_than_a_calendar_has_days_keeps_all(
+    days: str, fleet: SimFleet, gpufleet: Command
+) -> None:
+    fleet["gpu01"].stop_sshd()
+    first = gpufleet("reset", "--hosts", "gpu01", "--json")
+
+    ran = gpufleet("reset", "--hosts", "gpu01", "--json", "--keep-history", days)
+
+    assert (ran.code, ran.err) == (3, "")
+    listed = [run["run_id"] for run in gpufleet("history", "--json").json["runs"]]
+    assert listed == [ran.json["run_id"], first.json["run_id"]]
+
+
 def test_vv_shows_events_on_stderr_and_what_ssh_says(fleet: SimFleet, gpufleet: Command) -> None:
     quiet = gpufleet("reset", "--hosts", "gpu01")
     ran = gpufleet("reset", "--hosts", "gpu01", "-vv")

@@ -24,6 +24,10 @@ DAYS = 90
 """Long enough for "since when does this node fail", some MB for a hundred nodes every night."""
 
 
+_FOR_EVER_DAYS = 36_500
+"""A century: a calendar doesn't go back much further than what people ask for."""
+
+
 @dataclass(frozen=True)
 class Traces:
     """Where a run leaves what, as the command line said it."""
@@ -40,7 +44,8 @@ class Traces:
         if not (text.isascii() and text.isdigit()):
             read = printable(self.keep_history)
             raise UsageError(f'--keep-history: read "{read}": a number of days, like 90d')
-        return float(text) or 36_500.0
+        many = len(text) > len(str(_FOR_EVER_DAYS)) or int(text) > _FOR_EVER_DAYS
+        return float(_FOR_EVER_DAYS if many else text) or _FOR_EVER_DAYS
 
 
 @dataclass
@@ -145,5 +150,6 @@ def _write_metrics(path: Path, report: RunReport, exit_code: int, fleet: Fleet) 
 
     try:
         write_metrics(path, report, exit_code, known_hosts=frozenset(fleet.names()))
-    except OSError as error:
-        note(f"warning: no metrics of this run: {path}: {error.strerror or error}")
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a circle of links
+        said = getattr(error, "strerror", None) or error
+        note(printable(f"warning: no metrics of this run: {path}: {said}"))

@@ -87,6 +87,8 @@ def _reset(state: State) -> NodeReport:
         raise Unreachable.not_root(observation.uid)
     judgement = _judge(state, observation)
     if stop := _forbidden(state, judgement):
+        if state.run.dry_run and state.plan is not None:
+            state.plan = replace(state.plan, kill=())  # nothing would be killed
         return report_of(state, stop)
     if state.run.dry_run:
         plan_stops(state)
@@ -119,19 +121,23 @@ def _forbidden(state: State, judgement: Judgement) -> Judgement | None:
 
 def _unseen(state: State) -> Judgement | None:
     """A person said yes to what was shown; whoever came since isn't killed without a word."""
-    shown = state.run.shown
-    if shown is None or state.plan is None:
+    if not (who := _strangers(state)):
         return None
-    lines = tuple(decision.line() for decision in state.plan.kill)
-    crowd = crowd_of(lines) - shown.get(state.spec.name, frozenset())
-    if not crowd:
-        return None
-    who = ", ".join(f"{user}{f' in {job}' if job else ''}" for user, job in sorted(crowd))
     return Judgement(
         Verdict.SKIPPED,
         f"since you were asked, processes of {who} have come: nothing was touched",
         f"gpufleet reset --hosts {state.spec.name}",
     )
+
+
+def _strangers(state: State) -> str:
+    """Whose processes would be killed and were not shown: `alice, bob in slurm job 7`, or ""."""
+    shown = state.run.shown
+    if shown is None or state.plan is None:
+        return ""
+    lines = tuple(decision.line() for decision in state.plan.kill)
+    crowd = crowd_of(lines) - shown.get(state.spec.name, frozenset())
+    return ", ".join(f"{user}{f' in {job}' if job else ''}" for user, job in sorted(crowd))
 
 
 def _dry_run(state: State, observation: Observation) -> Judgement:
@@ -208,6 +214,8 @@ def _worth_acting(state: State, judgement: Judgement) -> bool:
         return False
     if state.refused or state.left_s <= 0 or state.run.interrupted():
         return False
+    if _strangers(state):
+        return False
     if plan.kill:
         return state.attempts < policy.attempts and max(state.comebacks.values(), default=0) < 2
     return judgement.again and state.idle_rounds < IDLE_ROUNDS
@@ -241,7 +249,11 @@ def _act(state: State) -> Judgement:
     if (observation.locked or "").startswith(f"run {state.run.run_id} "):
         raise ConnectionLost("the script of a connection that was lost still holds the node's lock")
     _learn(state, observation)
-    return _judge(state, observation)
+    judgement = _judge(state, observation)
+    if not state.refused and (who := _strangers(state)):
+        left = f"since you were asked, processes of {who} have come, which were left alone"
+        return replace(judgement, reason=f"{left}; {judgement.reason}")
+    return judgement
 
 
 def _learn(state: State, observation: Observation) -> None:

@@ -102,7 +102,11 @@ def reset(
 
 
 def _crowds(shown: RunReport) -> Mapping[str, Crowd]:
-    return {node.host: crowd_of(node.planned) for node in shown.nodes}
+    """By node, whose processes a person agreed to have killed: nobody's where none would have been."""
+    return {
+        node.host: frozenset() if node.verdict is Verdict.SKIPPED else crowd_of(node.planned)
+        for node in shown.nodes
+    }
 
 
 def restore(
