@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,24 @@ def test_a_browser_has_nothing_to_complain_about(tmp_path: Path) -> None:
 
     assert "4 of 28 nodes need a look" in done.stdout
     assert "CONSOLE" not in done.stderr
+
+
+def test_a_report_is_read_from_a_pipe_as_from_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = json.dumps(document(2))
+    writer = threading.Thread(target=lambda: pipe.write_text(text))
+    writer.start()
+
+    ran = command_for({})("report", str(pipe), "-o", "-")
+    writer.join()
+
+    assert 0 == ran.code, ran.err
+    assert "<html" in ran.out
+
+
+def test_a_run_whose_name_no_file_could_have_is_no_run(tmp_path: Path) -> None:
+    ran = command_for({"GPUFLEET_STATE": str(tmp_path)})("report", "x" * 5000)
+
+    assert (2, "") == (ran.code, ran.out)
+    assert "Traceback" not in ran.err

@@ -59,8 +59,10 @@ def report(
 
 def _document(run: str) -> dict[str, Any]:
     """Of a file, of standard input, or of the record of a run."""
-    if run == "-" or Path(run).is_file():
+    if run == "-" or _is_there(run):
         try:
+            if run == "-" and sys.stdin is None:
+                raise UsageError("-: standard input is closed")
             text = sys.stdin.read() if run == "-" else Path(run).read_text(encoding="utf-8")
             document = json.loads(text)
         except OSError as error:
@@ -73,6 +75,15 @@ def _document(run: str) -> dict[str, Any]:
     if "/" in run or run.endswith((".json", ".jsonl")):
         raise UsageError(f"{printable(run)}: no such file")
     return _recorded(run)
+
+
+def _is_there(run: str) -> bool:
+    """A file, or what a shell's `<(…)` names."""
+    try:
+        path = Path(run)
+        return path.is_file() or path.is_fifo()
+    except (OSError, ValueError):  # no name that a file could have
+        return False
 
 
 def _recorded(run: str) -> dict[str, Any]:

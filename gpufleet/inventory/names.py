@@ -14,6 +14,8 @@ from gpufleet.inventory.values import text
 RESERVED = frozenset({"all", "failed"})
 """Words of a selection: no host or group is called so."""
 
+MAX_LABEL = 63
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
@@ -43,7 +45,7 @@ def check_address(value: object) -> str:
     read = text(value)
     # A name that starts with no digit is no short form of an IPv4 address: most of a large file.
     if not read[0].isdigit() and _NAME.fullmatch(read):
-        return read
+        return _resolvable(read)
     if _is_ip(socket.AF_INET, read):
         return read
     if ":" in read:
@@ -57,6 +59,14 @@ def check_address(value: object) -> str:
         raise ValueError("no full IPv4 address: four numbers of 0 to 255, without leading zeros")
     if not _NAME.fullmatch(read):
         raise ValueError("an address is a host name or an IP address")
+    return _resolvable(read)
+
+
+def _resolvable(read: str) -> str:
+    """What no resolver takes is no host's fault: it is told here, not as UNREACHABLE."""
+    parts = read.removesuffix(".").split(".")
+    if not all(0 < len(part) <= MAX_LABEL for part in parts):
+        raise ValueError(f"between the dots of a host name stand 1 to {MAX_LABEL} letters")
     return read
 
 
@@ -94,7 +104,8 @@ def _is_short_ip(read: str) -> bool:
 def same_address(read: str) -> str:
     """One spelling per machine, for finding two names for it."""
     if ":" in read:
-        return str(ipaddress.ip_address(read))
+        found = ipaddress.IPv6Address(read)
+        return str(found.ipv4_mapped or found)  # ::ffff:192.0.2.1 is dialled as 192.0.2.1
     return read.lower().removesuffix(".")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
@@ -29,6 +30,11 @@ def _config_files(value: object, info: ValidationInfo) -> Literal[False] | tuple
 def _members(value: object) -> tuple[object, ...]:
     """A group's hosts; an empty group is allowed until somebody selects it."""
     return () if value is None else values.listed(value)
+
+
+def _jumps(value: object) -> tuple[object, ...]:
+    """`none` as in OpenSSH's ProxyJump: no jump, whatever defaults or an ssh_config say."""
+    return () if value == "none" else values.listed(value)
 
 
 _Many = BeforeValidator(values.listed)
@@ -66,7 +72,7 @@ class Route(Schema):
     identity_file: _Paths = None
     known_hosts: _Paths = None
     host_keys: Annotated[str | None, _word(values.HOST_KEYS)] = None
-    jump: Annotated[tuple[_Name, ...] | None, _Many] = None
+    jump: Annotated[tuple[_Name, ...] | None, BeforeValidator(_jumps)] = None
     connect_timeout: _Limit = None
 
 
@@ -112,6 +118,9 @@ class JumpHostSchema(Route):
     address: Annotated[str | None, BeforeValidator(check_address)] = None
 
 
+_SECRET = re.compile(r"(?i)pass(?!ive)|secret")
+"""In the name of a key that other tools have for a password, a passphrase or the file with one."""
+
 _OTHER_NAMES = {
     "ip": "address",
     "hostname": "address",
@@ -156,6 +165,8 @@ def _say(kind: str, value: object, loc: tuple[str | int, ...], model: type[Schem
     if kind != "extra_forbidden":
         return f"{show(value)}: a mapping of keys goes here"
     key = str(loc[-1])
+    if _SECRET.search(key):
+        return f"{show(key)}: gpufleet logs in with keys or an agent only: remove it"
     known = list(model.model_fields)
     other = _OTHER_NAMES.get(key.lower().replace("-", "_"), "")
     hint = f" (did you mean {other}?)" if other in known else suggest(key, known)

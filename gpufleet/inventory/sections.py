@@ -113,6 +113,9 @@ class _Reader:
         for key, (line, node) in table.entries.items():
             where = f"jump_hosts.{key}"
             settings = self._read(JumpHostSchema, _short(node, "address"), line, where)
+            if key == "none":
+                text = 'read "none": `jump: none` means no jump host: choose another name'
+                self._problems.add(line, where, text)
             if not self._named(key, line, where):
                 continue
             address = settings.pop("address", None) or self._address(key, line, where)

@@ -68,6 +68,8 @@ def read_source(path: Path) -> str:
         _check(path, os.fstat(descriptor))
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read()
+    except OSError as error:
+        raise InventoryError([f"{path}: can't be read: {error.strerror}"]) from error
     finally:
         os.close(descriptor)
     try:

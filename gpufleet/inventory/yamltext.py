@@ -171,6 +171,9 @@ class _Builder:
 
     def _put(self, table: Table, key: Scalar, node: Node) -> None:
         assert key.text is not None
+        # As a program writes "nothing"; as a name, in a key or a list, it stays a word.
+        if isinstance(node, Scalar) and node.plain and node.text in {"null", "Null", "NULL"}:
+            node = Scalar(None, node.line)
         first = table.entries.setdefault(key.text, (key.line, node))
         if first[1] is not node or first[0] != key.line:
             text = f"read {show(key.text)} twice, first on line {first[0]}: keep one"

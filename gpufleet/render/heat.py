@@ -99,11 +99,14 @@ def top_holder(node: NodeReport) -> ProcessLine | None:
 
 def _shown(node: NodeReport) -> tuple[object, ...]:
     """Busy nodes fold only with their like: same cells, and the same holder, about as old (seconds,
-    minutes, hours or days): what was started on all at once folds."""
+    minutes, hours or days): what was started on all at once folds. As many others, of the same
+    people and jobs: the row counts them, and nobody's may hide behind another's."""
     top = top_holder(node)
     return (
         tuple((gpu.memory_used_mib, gpu.raw) for gpu in node.gpus),
         (top.user, top.command, top.owner, age(top.age_s).lstrip("0123456789 ")) if top else None,
+        len(node.planned),
+        frozenset((line.user, line.owner) for line in node.planned),
     )
 
 

@@ -24,7 +24,7 @@ def run_text(report: RunReport, *, ink: Ink = PLAIN, verbose: int = 0, quiet: bo
     if verbose or report.dry_run:
         entries = [[node] for node in shown]
     else:
-        entries = folded(shown, lambda node: gpu_cell(node.gpus, ink))
+        entries = folded(shown, lambda node: tuple(_gpu_parts(node.gpus, ink)))
     rows = [_row(entry, report, ink) for entry in entries]
     header = ("NODE", "VERDICT", "GPUS", *_count_titles(report), "SECONDS")
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
@@ -63,10 +63,23 @@ def gpu_cell(gpus: Sequence[Gpu], ink: Ink = PLAIN) -> str:
     """`8 × 0 MiB`; different amounts side by side; what isn't a number, as it was read."""
     if not gpus:
         return "-"
+    parts = [
+        ink.cut(part, _PART_WIDTH) if len(part) > _PART_WIDTH else part
+        for part in _gpu_parts(gpus, ink)
+    ]
+    return ", ".join(parts[:4]) + (f", {ink.dots}" if len(parts) > 4 else "")
+
+
+_PART_WIDTH = 40
+"""What a GPU reads instead of a number can be anything; all rows are as wide as the widest."""
+
+
+def _gpu_parts(gpus: Sequence[Gpu], ink: Ink) -> list[str]:
+    """All of it, where the cell shows four at most: nodes that differ in the rest aren't equal."""
     amounts = Counter(gpu.memory_used_mib for gpu in gpus if gpu.memory_used_mib is not None)
     parts = [f"{count} {ink.times} {mib} MiB" for mib, count in sorted(amounts.items())]
-    parts += [f"GPU {g.index}: {printable(g.raw) or 'nothing'}" for g in gpus if g.raw or _odd(g)]
-    return ", ".join(parts[:4]) + (f", {ink.dots}" if len(parts) > 4 else "")
+    odd = [f"GPU {g.index}: {printable(g.raw) or 'nothing'}" for g in gpus if g.raw or _odd(g)]
+    return parts + odd
 
 
 def _odd(gpu: Gpu) -> bool:

@@ -12,6 +12,7 @@ from gpufleet.inventory.ansible.variables import Translation
 from gpufleet.inventory.ansible.yamlform import is_ansible, read_groups
 from gpufleet.inventory.nodes import Node, Table
 from gpufleet.inventory.problems import Problems
+from gpufleet.inventory.yamlerrors import refuse_characters
 from gpufleet.inventory.yamltext import read_yaml
 
 __all__ = ["read_tree"]
@@ -25,6 +26,7 @@ def read_tree(path: str, text: str, problems: Problems) -> tuple[Node | None, tu
     """
     inventory = Inventory(problems)
     if is_ini(path, text):
+        refuse_characters(text, problems)
         read_ini(text, inventory)
     else:
         tree = read_yaml(text, problems)
