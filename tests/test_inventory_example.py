@@ -10,7 +10,7 @@ import pytest
 
 from gpufleet.inventory import Fleet, fold, load_fleet
 from gpufleet.inventory.schema import GroupSchema, HostSchema, JumpHostSchema
-from gpufleet.policy import Policy
+from gpufleet.policy import Access, Hooks, Policy
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "fleet.yaml.example"
@@ -62,3 +62,43 @@ def test_the_references_example_loads(tmp_path: Path) -> None:
     rows = re.findall(r"(?m)^\| `([^`]+)` \|[^|]*\| `([^`]+)` \|$", REFERENCE.read_text())
     assert {selection: fold(fleet.resolve(selection)) for selection, _ in rows} == dict(rows)
     assert len(rows) > 5
+
+
+def _default_cells() -> dict[str, str]:
+    rows = [
+        line.split(" | ") for line in REFERENCE.read_text().splitlines() if line.startswith("| `")
+    ]
+    return {row[0].strip("|` "): row[-1].strip("| ") for row in rows if len(row) == 3}
+
+
+def _seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"([0-9.]+)(ms|s|m|h)", text).groups()  # type: ignore[union-attr]
+    return float(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[unit]
+
+
+@pytest.mark.parametrize(
+    ("owner", "key", "field"),
+    [
+        *((Access("x"), key, key) for key in ("user", "port", "host_keys", "sudo")),
+        (Access("x"), "connect_timeout", "connect_timeout_s"),
+        *((Policy(), key, f"{key}_s") for key in ("timeout", "grace", "settle")),
+        *((Policy(), key, key) for key in ("gpus", "attempts", "jobs", "stop", "restart")),
+        *((Policy(), key, key) for key in ("kubernetes", "clean_shm", "workload", "interpreters")),
+        (Policy(), "tolerance", "tolerance_mib"),
+        *(
+            (Hooks(), f"{name}_timeout", f"{name}_timeout_s")
+            for name in ("guard", "before", "after")
+        ),
+    ],
+)
+def test_the_reference_tells_the_defaults_that_hold(owner: object, key: str, field: str) -> None:
+    told = re.split(r"[:;,]? |[:;,]", _default_cells()[key], maxsplit=1)[0]
+    value = getattr(owner, field)
+    if field.endswith("_s"):
+        assert value == _seconds(told)
+    elif isinstance(value, bool):
+        assert value == {"yes": True, "no": False}[told]
+    elif isinstance(value, tuple):
+        assert value == (told,)
+    else:
+        assert str(value) == told
