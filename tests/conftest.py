@@ -118,12 +118,12 @@ def gpufleet(fleet: SimFleet, state: Path) -> Command:
 def command_for(environment: Mapping[str, str]) -> Command:
     def run(*arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Ran:
         options.setdefault("stdin", subprocess.DEVNULL)
+        options.setdefault("timeout", 60)
         done = subprocess.run(
             [sys.executable, "-m", "gpufleet", *arguments],
             env={**os.environ, **environment} if env is None else {**env, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
             **options,
         )
