@@ -7,6 +7,7 @@ import base64
 import contextlib
 import fcntl
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,7 +103,8 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
         raise _refused(
             f"host key changed: {self._name} shows {key.get_name()} {key.fingerprint}, "
             f"{other.where} has another key",
-            f"ssh-keygen -R '{self._name}' -f {other.file}  # only if the node was reinstalled",
+            f"ssh-keygen -R {_quoted(self._name)} -f {_quoted(other.file)}  "
+            "# only if the node was reinstalled",
         )
 
     @staticmethod
@@ -119,11 +121,16 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
             else ""
         )
         port = f"-p {access.port} " if access.port != 22 else ""
+        scan = f"ssh-keyscan {port}{_quoted(access.address)}"
+        if self._target.host_key_alias:  # the scan writes the address, which isn't looked up
+            scan += f" | sed {_quoted(f's/^[^ ]*/{self._name}/')}"
+        file = Path(self._files[0])
+        make = "" if file.parent.is_dir() else f"mkdir -p {_quoted(str(file.parent))}; "
         return _refused(
             f"host key not known: {self._name} shows {key.get_name()} {key.fingerprint}, and "
             f"{self._files[0]} has no entry for it{hint}",
-            f"ssh-keyscan {port}{access.address} >> {self._files[0]}  # then compare the "
-            "fingerprint, or use host_keys: accept-new",
+            f"{make}{scan} >> {_quoted(str(file))}  # then compare the fingerprint, or use "
+            "host_keys: accept-new",
         )
 
     def _remember(self, key: paramiko.PKey) -> None:
@@ -148,6 +155,11 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
                 f"cannot add the new host key to {path}: {error.strerror}", f"ls -l {path}"
             ) from error
         self._store.add(self._name, Entry(str(path), number, key.get_name(), key.asbytes()))
+
+
+def _quoted(word: str) -> str:
+    """For a command that will be pasted: `[h]:p` is a pattern to some shells."""
+    return shlex.quote(word)
 
 
 def _refused(reason: str, next_step: str = "") -> Unreachable:
