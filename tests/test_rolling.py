@@ -202,7 +202,8 @@ def test_an_interrupt_between_batches_is_told_as_such() -> None:
 
 
 def test_twenty_nodes_in_batches_with_two_failing_ones() -> None:
-    """Two failures are allowed by --max-failures 2; by 1 the second one stops the rest."""
+    """Two failures are allowed by --max-failures 2; by 1 the second one stops the rest. What failed is
+    reset once more by @failed, when it is mended."""
     with SimFleet(20) as many:
         for name in ("gpu01", "gpu02", "gpu06", "gpu20"):
             many[name].start(SGLANG)
@@ -212,6 +213,11 @@ def test_twenty_nodes_in_batches_with_two_failing_ones() -> None:
         rolling = ("reset", "--hosts", "inference-pool", "--json", "--batch", "5")
 
         through = run(*rolling, "--max-failures", "2")
+        many["gpu03"].start_sshd()
+        many["gpu07"].clear_fault("missing5")
+        again = run("reset", "--hosts", "@failed", "--json")
+        many["gpu03"].stop_sshd()
+        many["gpu07"].fault("missing5", "")
         many["gpu20"].start(SGLANG)
         stopped = run(*rolling, "--max-failures", "1")
         canary = run(*rolling, "--canary", "3")
@@ -225,6 +231,11 @@ def test_twenty_nodes_in_batches_with_two_failing_ones() -> None:
         "UNREACHABLE": 1,
     }
     assert len(through.nodes()["gpu20"]["killed"]) == 10
+    assert {n: node["verdict"] for n, node in again.nodes().items()} == {
+        "gpu03": "CLEAN",
+        "gpu07": "CLEAN",
+    }
+    assert again.code == 0
     assert stopped.json["summary"]["NOT STARTED"] == 10
     assert stopped.code == 3
     nodes = stopped.nodes()
