@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import threading
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _LEAST_S = 0.2
 
 _OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_LEAVING = (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -97,12 +99,32 @@ def _quit_within(seconds: float) -> bool:
 @contextlib.contextmanager
 def _screen() -> Iterator[None]:
     """Keys one by one, unechoed, and the other screen; all as before at the end, whatever happens."""
-    number = sys.stdin.fileno()
+    number, screen = sys.stdin.fileno(), sys.stdout.fileno()
     before = termios.tcgetattr(number)
-    try:
+
+    def leave() -> None:
+        with contextlib.suppress(OSError, termios.error):  # a terminal that is gone
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
+            os.write(screen, _FIRST_SCREEN.encode())
+
+    def enter() -> None:
         tty.setcbreak(number)
-        write(_OTHER_SCREEN)
+        os.write(screen, _OTHER_SCREEN.encode())
+
+    def pass_on(signum: int, frame: object) -> None:
+        """End or stop as the signal has it, with the terminal as it was; ^Z goes on with `fg`."""
+        del frame
+        leave()
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+        signal.signal(signum, pass_on)
+        enter()
+
+    earlier = {signum: signal.signal(signum, pass_on) for signum in _LEAVING}
+    try:
+        enter()
         yield
     finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, before)
-        write(_FIRST_SCREEN)
+        leave()
+        for signum, handler in earlier.items():
+            signal.signal(signum, handler)

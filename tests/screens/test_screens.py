@@ -6,6 +6,7 @@ After a change that is meant: `SCREENS=write python -m pytest tests/screens`, an
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -142,4 +143,39 @@ def test_watching_shows_changes_until_q_and_then_the_last_look(fleet: SimFleet) 
     assert "q ends" not in screen
     assert " icanon" in screen
     assert " echo " in screen
+    assert shown
+
+
+@pytest.mark.parametrize("signal_name", ["TERM", "HUP"])
+def test_a_watch_that_is_ended_leaves_the_terminal_as_it_was(
+    fleet: SimFleet, signal_name: str, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    watch = gpufleet(fleet, "status -H inference-pool --watch 300ms")
+    with Terminal(f"sh -c 'echo $$ >{pid}; exec {watch}'; stty -a", 80, 40) as terminal:
+        terminal.wait(lambda: "q ends" in terminal.screen())
+        os.kill(int(pid.read_text()), getattr(signal, f"SIG{signal_name}"))
+        terminal.wait(lambda: "ENDED" in terminal.screen())
+        screen, shown = terminal.screen(), terminal.cursor_shown()
+
+    assert "q ends" not in screen
+    assert " icanon" in screen
+    assert shown
+
+
+def test_a_watch_can_be_stopped_and_goes_on(fleet: SimFleet) -> None:
+    watch = gpufleet(fleet, "status -H inference-pool --watch 300ms")
+    command = f"set -m; {watch}; stty -a; echo STOPPED; read answer; fg >/dev/null; stty -a"
+    with Terminal(f"bash -c '{command}'", 80, 40) as terminal:
+        terminal.wait(lambda: "q ends" in terminal.screen())
+        terminal.keys("C-z")
+        terminal.wait(lambda: "STOPPED" in terminal.screen())
+        stopped, shown = terminal.screen(), terminal.cursor_shown()
+        terminal.keys("Enter")
+        terminal.wait(lambda: "q ends" in terminal.screen())
+        terminal.keys("q")
+        terminal.wait(lambda: "ENDED 0" in terminal.screen())
+
+    assert "q ends" not in stopped
+    assert " icanon" in stopped
     assert shown
