@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import InventoryError
-from gpufleet.inventory import Fleet, load_fleet
+from gpufleet.inventory import Fleet, jumps, load_fleet
 from gpufleet.model import Gpu, NodeReport, RunReport, Verdict
 from gpufleet.render.text import run_text
 
@@ -109,3 +109,29 @@ def test_nodes_that_differ_in_what_a_row_has_no_room_for_do_not_fold() -> None:
 
     assert 1 == len(alike)
     assert len(unlike) > 1
+
+
+def test_thousands_of_words_for_every_host_are_counted_before_they_cost_minutes(
+    tmp_path: Path,
+) -> None:
+    words = ",".join(["g"] * 2000)
+    text = f'hosts: {{"a[1-50000]": {{}}}}\ngroups:\n  g: "a[1-50000]"\n  x: "{words}"\n'
+    with pytest.raises(InventoryError, match=r"fleet.yaml:4: groups.x: .*repeats counted"):
+        load(tmp_path, text)
+
+
+def test_many_misspelt_jump_hosts_are_told_without_as_many_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+
+    def suggest(word: str, known: object) -> str:
+        searched.append(word)
+        return ""
+
+    monkeypatch.setattr(jumps, "suggest", suggest)
+    hosts = "".join(f"  h{n}: {{jump: j{n}}}\n" for n in range(100))
+    with pytest.raises(InventoryError) as caught:
+        load(tmp_path, f"jump_hosts: {{b: 192.0.2.1}}\nhosts:\n{hosts}")
+    assert len(caught.value.problems) == 100
+    assert len(searched) == 20

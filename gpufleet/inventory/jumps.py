@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpufleet.inventory import settings
-from gpufleet.inventory.problems import Problems, show, suggest
+from gpufleet.inventory.problems import MAX_SUGGESTIONS, Problems, show, suggest
 from gpufleet.inventory.sections import Entry
 from gpufleet.policy import Access
 
@@ -28,6 +28,7 @@ class JumpHosts:
             if key in settings.ACCESS_FIELDS and key not in _OWN_ONLY
         }
         self._entries = entries
+        self._suggestions = MAX_SUGGESTIONS
         self._problems = problems
         self._chains: dict[str, tuple[str, ...]] = {}
         self._access = {
@@ -54,7 +55,9 @@ class JumpHosts:
                 cure = "list it under jump_hosts"
                 if "," in name or " " in name:
                     cure = f"a chain is a list, [{', '.join(name.replace(',', ' ').split())}]"
-                text = f"read {show(name)}: no such jump host{suggest(name, self._entries)}: {cure}"
+                self._suggestions -= 1
+                near = suggest(name, self._entries) if self._suggestions >= 0 else ""
+                text = f"read {show(name)}: no such jump host{near}: {cure}"
                 self._problems.add(entry.jump_line, f"{entry.where}.jump", text)
 
     def _chain(self, name: str, under_way: list[str]) -> tuple[str, ...]:

@@ -11,6 +11,9 @@ from typing import NoReturn
 from gpufleet.errors import InventoryError
 
 PATH_CHARACTERS = 100
+MAX_SUGGESTIONS = 20
+"""Near matches looked for in one file or command line: 50 ms each with 5,000 names."""
+
 SHOWN_CHARACTERS = 60
 """Longer values are cut in messages: one problem is one line on a terminal."""
 

@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpufleet.errors import SelectionError
 from gpufleet.inventory.names import unseen
-from gpufleet.inventory.problems import show, suggest
+from gpufleet.inventory.problems import MAX_SUGGESTIONS, show, suggest
 from gpufleet.inventory.ranges import expand, fold
+
+MAX_WORK = 50_000_000
+"""Hosts that all words of one file or command line may stand for, each counted as often as it is
+named: seconds. Thousands of words for 100,000 hosts each would be minutes."""
 
 _TOKEN = re.compile(r"\s*([,!&^])\s*|((?:\[[^\[\]]*\]|[^\s,!&^])+)|(\s+)")
 
@@ -36,8 +40,16 @@ class Vocabulary:
         self._groups = list(groups)
         self._jump_hosts = frozenset(jump_hosts)
         self._special = special or {}
-        self._suggestions = 20
-        """Near matches still to be looked for: 50 ms each with 5,000 hosts."""
+        self._suggestions = MAX_SUGGESTIONS
+        self._work = MAX_WORK
+
+    def worked(self, count: int, text: str) -> None:
+        """Raises SelectionError when naming the same hosts again and again has cost enough."""
+        self._work -= count
+        if self._work < 0:
+            raise SelectionError(
+                f"read {show(text)}: more than {MAX_WORK:,} hosts, repeats counted"
+            )
 
     def word(self, word: str, *, may_be_empty: bool) -> frozenset[str]:
         """The hosts that one word stands for. Raises SelectionError for an unknown one."""
@@ -124,6 +136,7 @@ def evaluate(text: str, vocabulary: Vocabulary, *, may_be_empty: bool = False) -
     for operator, word in words(text):
         adds = operator == ","
         names = vocabulary.word(word, may_be_empty=may_be_empty or not adds)
+        vocabulary.worked(len(names), text)
         if adds:
             result |= names
         elif operator == "!":
