@@ -350,3 +350,20 @@ def test_amounts_are_told_at_a_glance() -> None:
         "61 GiB",
         "1.1 TiB",
     ]
+
+
+def test_what_one_gpu_says_does_not_widen_every_row() -> None:
+    odd = replace(clean("gpu01", 1), gpus=tuple(replace(g, raw="x" * 10_000) for g in gpus(None)))
+    text = run_text(run_of(odd, clean("gpu02", 2)))
+    assert max(len(line) for line in text.splitlines()) < 400
+
+
+def test_busy_nodes_with_other_people_behind_the_same_holder_stay_apart() -> None:
+    top = process(1, "sglang", memory_mib=9)
+    nodes = [
+        NodeReport(f"gpu0{n}", "", Verdict.BUSY, gpus=gpus(9), planned=(top, process(2, "x", who)))
+        for n, who in enumerate(("alice", "alice", "bob"), 1)
+    ]
+    text = status_text(run_of(*nodes, command="status"))
+    assert "gpu[01-02]" in text
+    assert "\ngpu03" in text
