@@ -304,6 +304,8 @@ def test_redirected_output_has_neither_colours_nor_a_width() -> None:
         ({"TERM": "dumb"}, False, False, False),
         ({"TERM": "linux"}, False, True, False),
         ({"TERM": ""}, False, False, False),
+        ({"TERM": "xterm", "LC_ALL": "C"}, False, True, False),
+        ({"TERM": "xterm", "LC_ALL": "C.UTF-8"}, False, True, True),
     ],
 )
 def test_a_terminal_gets_what_it_can_show(
@@ -314,6 +316,7 @@ def test_a_terminal_gets_what_it_can_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("LC_ALL", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     ink = ink_for(Terminal(), no_color=no_color)

@@ -54,7 +54,9 @@ def ink_for(stream: TextIO | None, *, no_color: bool = False) -> Ink:
     encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
     colour = screen and not no_color and not os.environ.get("NO_COLOR") and term not in _NO_CODES
     # The kernel's own console speaks UTF-8, but its fonts lack most block signs.
-    signs = encoding.startswith("utf") and not (screen and term in {*_NO_CODES, "linux"})
+    plain = term in {*_NO_CODES, "linux"} or os.environ.get("LC_ALL") in {"C", "POSIX"}
+    # ... and under LC_ALL=C Python writes UTF-8 although the terminal was said not to.
+    signs = encoding.startswith("utf") and not (screen and plain)
     width = 0
     if screen and stream is not None:
         try:
