@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -81,13 +84,68 @@ def reset_gpus(node: GpuNode, request: pytest.FixtureRequest) -> Reset:
 
 
 def record(name: str, **values: Any) -> None:
+    """Into a file of its own, fit to become a fixture: nothing names the machine it came from."""
     if folder := os.environ.get("GPUFLEET_GPU_RECORDS"):
-        text = json.dumps(values, indent=1, ensure_ascii=True, default=str)
+        text = anonymous(json.dumps(values, indent=1, ensure_ascii=True, default=str))
         Path(folder, f"{name.replace('[', '-').strip(']')}.json").write_text(text)
+
+
+def anonymous(text: str) -> str:
+    """Serial numbers and the like as 0; every UUID (of GPUs, fabric clusters, boots) counted."""
+    seen: dict[str, str] = {}
+
+    def counted(found: re.Match[str]) -> str:
+        number = seen.setdefault(found[0], str(len(seen) + 1))
+        return f"00000000-0000-0000-0000-{number.zfill(12)}"
+
+    text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", counted, text)
+    return re.sub(r"((?:Serial Number|Part Number|GPU PDI)\s*:) (?!N/A)[\w.-]+", r"\1 0", text)
 
 
 def gpus() -> range:
     return range(len(memory_mib()))
+
+
+def printed(*command: str) -> str:
+    """Both outputs: what a machine answers, or why it doesn't, is worth keeping."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr
+
+
+def holders_outside() -> dict[str, str]:
+    """What holds a GPU's device files on this machine, by pid."""
+    found = {}
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # gone since it was listed
+            if str(handle.readlink()).startswith("/dev/nvidia"):
+                found[handle.parts[2]] = handle.parents[1].joinpath("comm").read_text().strip()
+    return found
+
+
+class Watched:
+    """How much each GPU holds, as nvidia-smi says outside of the node, over and over."""
+
+    def __init__(self) -> None:
+        self.readings: list[tuple[float, list[int]]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Watched:  # noqa: PYI034  # Self is in typing from 3.11 on
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        started = time.monotonic()
+        while not self._over.is_set():
+            used = memory_mib()
+            self.readings.append((round(time.monotonic() - started, 3), used))
 
 
 @pytest.mark.parametrize("mib", [8 << 10, 100 << 10])
@@ -112,6 +170,34 @@ def test_pinned_host_memory_that_frees_late_is_waited_for(node: GpuNode, reset_g
     assert report.verdict is Verdict.CLEAN, report
     assert report.attempts == 1
     assert set(memory_mib()) == {0}
+
+
+@pytest.mark.parametrize("pinned_mib", [0, 20 << 10])
+def test_a_worker_for_each_gpu_goes_with_their_launcher(
+    pinned_mib: int, node: GpuNode, reset_gpus: Reset
+) -> None:
+    launcher = node.start("bash", "-c", "while :; do sleep 1; done; # sglang.launch_server --tp")
+    for gpu in gpus():
+        node.hold(gpu, 100 << 10, pinned_mib, title=f"sglang::scheduler_TP{gpu}")
+    query_s = [timed(memory_mib) for _ in range(5)]
+
+    with Watched() as watched:
+        report = reset_gpus()
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert len(report.killed) == len(gpus()) + 1
+    assert launcher.wait(5) != 0
+    assert set(memory_mib()) == {0}
+    assert [gpu.index for gpu in report.gpus] == list(gpus())
+    assert {gpu.memory_used_mib for gpu in report.gpus} == {0}
+    timeline = [asdict(moment) for moment in report.timeline]
+    record(
+        f"watched-{len(gpus())}-gpus-pinned-{pinned_mib}",
+        query_s=query_s,
+        readings=watched.readings,
+        timeline=timeline,
+        elapsed_s=report.elapsed_s,
+    )
 
 
 def test_an_orphan_that_inherited_the_devices_is_found(node: GpuNode, reset_gpus: Reset) -> None:
@@ -165,6 +251,13 @@ def test_a_launcher_without_a_gpu_goes_with_its_worker(node: GpuNode, reset_gpus
 
 
 def test_an_idle_node_is_clean_and_its_queries_are_timed(node: GpuNode, reset_gpus: Reset) -> None:
+    record(
+        "idle",
+        holders=holders_outside(),
+        whole=printed("nvidia-smi", "-q"),
+        topology=printed("nvidia-smi", "topo", "-m"),
+        list=printed("nvidia-smi", "-L"),
+    )
     idle = [timed(memory_mib) for _ in range(5)]
     report = reset_gpus()
     node.hold(0, 8 << 10)
