@@ -204,7 +204,7 @@ def test_the_runs_own_processes_are_known_where_the_node_is_this_machine() -> No
 
     assert {os.getpid(), os.getppid()} <= mine.pids
     assert 1 not in mine.pids
-    own = Resetting(here=mine)
+    own = Resetting(here=(mine,))
     observation = observed(boot=mine.boot_id, namespace=mine.pid_namespace)
     assert own.own_pids(observation) == mine.pids
     assert own.own_pids(observed(boot="another", namespace=mine.pid_namespace)) == frozenset()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
     from gpufleet.model import RunReport
     from gpufleet.policy import NodeSpec
-    from gpufleet.run import Progress
+    from gpufleet.run import Engine, Progress
 
 
 def confirm(
@@ -26,6 +26,7 @@ def confirm(
     hosts: str,
     yes: bool,
     parallel: int,
+    engine: Engine,
     progress: Progress,
 ) -> RunReport | None:
     """What a person has seen and agreed to, or None where nobody is asked.
@@ -49,6 +50,7 @@ def confirm(
         selection=hosts,
         dry_run=True,
         parallel=parallel,
+        engine=engine,
         progress=run.Progress(on_note=progress.on_note, ask_secret=progress.ask_secret),
     )
     if seen.interrupted_by is not None:

@@ -19,6 +19,7 @@ from gpufleet.cli.options import (
     LogFile,
     NoColor,
     Parallel,
+    Processes,
     Quiet,
     Timeout,
     Verbose,
@@ -30,6 +31,7 @@ from gpufleet.errors import UsageError
 if TYPE_CHECKING:
     from gpufleet.model import RunReport
     from gpufleet.policy import NodeSpec
+    from gpufleet.run import Engine
 
 
 def status(
@@ -54,6 +56,7 @@ def status(
     ] = None,
     timeout: Timeout = None,
     parallel: Parallel = 64,
+    processes: Processes = None,
     log_file: LogFile = None,
     json: Json = False,
     jsonl: JsonLines = False,
@@ -87,14 +90,17 @@ def status(
         from gpufleet.cli.watch import watch_pause  # noqa: PLC0415  # as above
 
         every_s = watch_pause(watch, view)
-    first = _look("status", specs, hosts, parallel, log_file, view)
+    from gpufleet.run import Engine  # noqa: PLC0415  # as above
+
+    engine = Engine(processes)
+    first = _look("status", specs, hosts, parallel, engine, log_file, view)
     if every_s is None or first.interrupted_by is not None:
         return show(first, first.exit_code(), view)
     from gpufleet.cli.watch import watch_status  # noqa: PLC0415  # as above
     from gpufleet.run import status as look  # noqa: PLC0415
 
     def again() -> RunReport:
-        return look(specs, selection=hosts, parallel=parallel)
+        return look(specs, selection=hosts, parallel=parallel, engine=engine)
 
     return watch_status(first, again, every_s, view)
 
@@ -106,6 +112,7 @@ def check(
     limit: Limit = None,
     timeout: Timeout = None,
     parallel: Parallel = 64,
+    processes: Processes = None,
     log_file: LogFile = None,
     json: Json = False,
     jsonl: JsonLines = False,
@@ -119,7 +126,10 @@ def check(
     _, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
     if not specs:
         return nothing_failed("check", hosts, view)
-    report = _look("check", specs, hosts, parallel, log_file, view)
+    from gpufleet.run import Engine  # noqa: PLC0415  # as above
+
+    engine = Engine(processes)
+    report = _look("check", specs, hosts, parallel, engine, log_file, view)
     return show(report, report.exit_code(), view)
 
 
@@ -138,6 +148,7 @@ def _look(
     specs: list[NodeSpec],
     hosts: str,
     parallel: int,
+    engine: Engine,
     log_file: Path | None,
     view: View,
 ) -> RunReport:
@@ -146,4 +157,11 @@ def _look(
     look = run.status if command == "status" else run.check
     run_id = run.new_run_id()
     with logging_to(log_file, run_id, view.verbose), watching(view, specs, command, hosts) as told:
-        return look(specs, selection=hosts, parallel=parallel, progress=logged(told), run_id=run_id)
+        return look(
+            specs,
+            selection=hosts,
+            parallel=parallel,
+            progress=logged(told),
+            run_id=run_id,
+            engine=engine,
+        )

@@ -77,6 +77,14 @@ Verbose = Annotated[
     ),
 ]
 Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes at once")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        metavar="N",
+        help="Worker processes that share the nodes [default: 1; from 500 nodes on one per core]",
+    ),
+]
 Timeout = Annotated[
     str | None,
     typer.Option(

@@ -22,6 +22,7 @@ from gpufleet.cli.options import (
     MetricsFile,
     NoColor,
     Parallel,
+    Processes,
     Quiet,
     Timeout,
     Verbose,
@@ -111,6 +112,7 @@ def reset(
     ] = None,
     timeout: Timeout = None,
     parallel: Parallel = 64,
+    processes: Processes = None,
     batch: Annotated[
         str | None,
         typer.Option(
@@ -175,18 +177,21 @@ def reset(
     from gpufleet.run.rolling import parse_rolling  # noqa: PLC0415
 
     parse_rolling(batch, max_failures, canary)  # before anybody is asked
+    engine = run.Engine(processes)
+    engine.count(len(specs))  # refused now, too
     given = {
         **settings,
         "exclude": exclude,
         "limit": limit,
         "parallel": parallel,
+        "processes": processes,
         "batch": batch,
         "max_failures": max_failures,
         "canary": canary or None,
     }
     with contextlib.ExitStack() as screen:
         told = screen.enter_context(watching(view, specs, "reset", hosts, dry_run=dry_run))
-        shown = None if dry_run else confirm(fleet, specs, hosts, yes, parallel, told)
+        shown = None if dry_run else confirm(fleet, specs, hosts, yes, parallel, engine, told)
         if shown is not None:  # its notes were told at the first look
             told = replace(told, on_note=lambda note: None)
         with recording(
@@ -203,6 +208,7 @@ def reset(
                 max_failures=max_failures,
                 canary=canary,
                 shown=shown,
+                engine=engine,
             )
             screen.close()  # the result takes the live view's place
             exit_code = report.exit_code(allow_skipped=allow_skipped)

@@ -14,6 +14,7 @@ from gpufleet.cli.options import (
     LogFile,
     NoColor,
     Parallel,
+    Processes,
     Quiet,
     Verbose,
 )
@@ -27,6 +28,7 @@ def restore(
     exclude: Exclude = None,
     limit: Limit = None,
     parallel: Parallel = 64,
+    processes: Processes = None,
     log_file: LogFile = None,
     json: Json = False,
     jsonl: JsonLines = False,
@@ -48,6 +50,11 @@ def restore(
     run_id = run.new_run_id()
     with logging_to(log_file, run_id, verbose), watching(view, specs, "restore", hosts) as told:
         report = run.restore(
-            specs, selection=hosts, parallel=parallel, progress=logged(told), run_id=run_id
+            specs,
+            selection=hosts,
+            parallel=parallel,
+            progress=logged(told),
+            run_id=run_id,
+            engine=run.Engine(processes),
         )
     return show(report, report.exit_code(), view)

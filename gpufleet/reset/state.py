@@ -46,18 +46,21 @@ class Resetting:
     interrupted: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    here: Here | None = None
-    """Where gpufleet runs itself, so that it spares its own processes should that be the node."""
+    here: tuple[Here, ...] = ()
+    """Where gpufleet runs itself, so that it spares its own processes should that be the node: the
+    machine of the command, and that of the process that works on this node."""
     hurried: Callable[[], bool] = lambda: False
     """Interrupted a second time: not even an `after` is waited for."""
     shown: Mapping[str, Crowd] | None = None
     """By host: whose processes a person has seen and agreed to. None: nobody was asked."""
+    repeatable: bool = False
+    """Another process may do, or have done, the same: what came of it counts, and isn't repeated."""
 
     def own_pids(self, observation: Observation) -> frozenset[int]:
-        here = self.here
         node = (observation.boot_id, observation.pid_namespace)
-        same = here is not None and node == (here.boot_id, here.pid_namespace)
-        return here.pids if here is not None and same else frozenset()
+        return frozenset().union(
+            *(one.pids for one in self.here if node == (one.boot_id, one.pid_namespace))
+        )
 
 
 @dataclass

@@ -6,27 +6,23 @@ exactly one report per node, in the order of the selection, whatever happens to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
 
-from gpufleet.look import check_node, status_node
-from gpufleet.model import NodeReport, RunReport, Verdict
+from gpufleet.model import RunReport, Verdict
 from gpufleet.policy import NodeSpec
-from gpufleet.reset import Crowd, Resetting, crowd_of, reset_node, restore_node
-from gpufleet.run.fanout import PARALLEL, Progress, run_nodes, untouched
-from gpufleet.run.interrupt import Connector, Interrupt
-from gpufleet.run.origin import here, new_run_id, person
+from gpufleet.reset import Crowd, crowd_of
+from gpufleet.run.engine import Engine, opened
+from gpufleet.run.fanout import PARALLEL, Progress, hand_out, run_nodes
+from gpufleet.run.interrupt import Interrupt
+from gpufleet.run.origin import new_run_id, person
 from gpufleet.run.rolling import Rolling, parse_rolling
-from gpufleet.transport import Transport
-
-if TYPE_CHECKING:
-    from gpufleet.ssh import Network
+from gpufleet.run.task import Command, Task
 
 __all__ = [
+    "Engine",
     "Interrupt",
     "Progress",
     "check",
@@ -36,10 +32,6 @@ __all__ = [
     "run_nodes",
     "status",
 ]
-
-
-_TOUCHING = frozenset({"before", "stop", "kill", "free", "clean", "start", "after"})
-"""Phases from which on a node is no longer as it was."""
 
 
 def reset(
@@ -55,6 +47,7 @@ def reset(
     canary: int = 0,
     shown: RunReport | None = None,
     run_id: str | None = None,
+    engine: Engine | None = None,
 ) -> RunReport:
     """Bring every node to a proven clean slate. `dry_run`: look and plan, send no signal.
 
@@ -63,6 +56,9 @@ def reset(
     others only if these are CLEAN. A dry run heeds none of these: it looks at all. `shown`: the dry
     run that a person has agreed to; where other users' processes have come since, a node is skipped.
 
+    `engine`: threads of this process by default, see `Engine`. `executor`: any other that takes a
+    function with plain arguments (`concurrent.futures`); it tells nothing before a node's result.
+
     Nothing is recorded here: that is the command line's business, which hands in the `run_id`
     under which it does (see `new_run_id`) and listens through `progress`.
 
@@ -70,35 +66,10 @@ def reset(
     Raises `UsageError`, and touches nothing, for numbers that make no sense.
     """
     rolling = parse_rolling(batch, max_failures, canary)
-    started = _now()
-    progress = progress or Progress()
-    interrupt = Interrupt()
-    run_id = run_id or new_run_id()
-    network = _network(specs, interrupt, progress)
-    resetting = Resetting(
-        run_id,
-        f"{person()}, since {started}",
-        dry_run,
-        interrupt.__bool__,
-        here=here(),
-        hurried=lambda: interrupt.hurried,
-        shown=_crowds(shown) if shown else None,
-    )
-
-    def work(spec: NodeSpec) -> NodeReport:
-        def on_event(phase: str, detail: str) -> None:
-            if phase in _TOUCHING:
-                interrupt.touched.add(spec.name)
-            progress.on_event(spec.name, phase, detail)
-
-        connector = Connector(spec, interrupt, network)
-        return reset_node(spec, connector, resetting, on_event, connector.anyway)
-
+    task = _task("reset", run_id, dry_run, _crowds(shown) if shown else None)
     if dry_run:
         rolling = Rolling()
-    with closing(network):
-        nodes = run_nodes(specs, work, interrupt, parallel, progress, executor, rolling)
-    return RunReport(run_id, "reset", selection, started, _now(), nodes, dry_run, interrupt.signal)
+    return _run(task, specs, selection, parallel, progress, executor, engine, rolling)
 
 
 def _crowds(shown: RunReport) -> Mapping[str, Crowd]:
@@ -117,20 +88,11 @@ def restore(
     progress: Progress | None = None,
     executor: Executor | None = None,
     run_id: str | None = None,
+    engine: Engine | None = None,
 ) -> RunReport:
     """Start again what earlier resets stopped and didn't start. READY: all of it is up."""
-    run_id = run_id or new_run_id()
-    who = f"{person()}, since {_now()}"
-
-    def look(
-        spec: NodeSpec,
-        connect: Callable[[], Transport],
-        on_event: Callable[[str, str], None],
-        _interrupted: Callable[[], bool],
-    ) -> NodeReport:
-        return restore_node(spec, connect, f"run {run_id} by {who}", on_event)
-
-    report = _look("restore", look, specs, selection, parallel, progress, executor, run_id)
+    task = _task("restore", run_id)
+    report = _run(task, specs, selection, parallel, progress, executor, engine)
     nodes = tuple(
         replace(node, next_step=f"gpufleet restore --hosts {node.host}")
         if node.verdict is Verdict.NOT_STARTED
@@ -148,9 +110,11 @@ def status(
     progress: Progress | None = None,
     executor: Executor | None = None,
     run_id: str | None = None,
+    engine: Engine | None = None,
 ) -> RunReport:
     """One look at every node; changes nothing."""
-    return _look("status", status_node, specs, selection, parallel, progress, executor, run_id)
+    task = _task("status", run_id)
+    return _run(task, specs, selection, parallel, progress, executor, engine)
 
 
 def check(
@@ -161,59 +125,48 @@ def check(
     progress: Progress | None = None,
     executor: Executor | None = None,
     run_id: str | None = None,
+    engine: Engine | None = None,
 ) -> RunReport:
     """Would a reset work? Login, privilege, tools and GPU count of every node; changes nothing."""
-    return _look("check", check_node, specs, selection, parallel, progress, executor, run_id)
+    task = _task("check", run_id)
+    return _run(task, specs, selection, parallel, progress, executor, engine)
 
 
-def _look(
-    command: str,
-    look: Callable[
-        [NodeSpec, Callable[[], Transport], Callable[[str, str], None], Callable[[], bool]],
-        NodeReport,
-    ],
+def _task(
+    command: Command,
+    run_id: str | None,
+    dry_run: bool = False,
+    shown: Mapping[str, Crowd] | None = None,
+) -> Task:
+    who = f"{person()}, since {_now()}"
+    return Task(command, run_id or new_run_id(), who, dry_run, shown=shown)
+
+
+def _run(
+    task: Task,
     specs: Sequence[NodeSpec],
     selection: str,
     parallel: int,
     progress: Progress | None,
     executor: Executor | None,
-    run_id: str | None,
+    engine: Engine | None,
+    rolling: Rolling | None = None,
 ) -> RunReport:
     started = _now()
-    run_id = run_id or new_run_id()
-    interrupt = Interrupt()
     progress = progress or Progress()
-    network = _network(specs, interrupt, progress)
-
-    def work(spec: NodeSpec) -> NodeReport:
-        def on_event(phase: str, detail: str) -> None:
-            if phase in _TOUCHING:
-                interrupt.touched.add(spec.name)
-            progress.on_event(spec.name, phase, detail)
-
-        connector = Connector(spec, interrupt, network)
-        report = look(spec, connector, on_event, interrupt.__bool__)
-        failed = report.verdict in {Verdict.UNKNOWN, Verdict.UNREACHABLE}
-        if interrupt and failed and spec.name not in interrupt.touched:
-            return untouched(spec)
-        return report
-
-    with closing(network):
-        nodes = run_nodes(specs, work, interrupt, parallel, progress, executor)
+    interrupt = Interrupt()
+    with opened(engine or Engine(), executor, task, specs, parallel, interrupt, progress) as site:
+        nodes = hand_out(specs, site.submit, interrupt, parallel, progress, rolling, site.places)
     return RunReport(
-        run_id, command, selection, started, _now(), nodes, interrupted_by=interrupt.signal
+        task.run_id,
+        task.command,
+        selection,
+        started,
+        _now(),
+        nodes,
+        task.dry_run,
+        interrupt.signal,
     )
-
-
-def _network(specs: Sequence[NodeSpec], interrupt: Interrupt, progress: Progress) -> Network:
-    """The run's connections; reads keys and configuration, and asks what must be asked, first."""
-    from gpufleet.ssh import Network  # noqa: PLC0415  # 0.1 s that `--help` needn't pay
-
-    network = Network()
-    interrupt.also_cut.append(network.cut)
-    for note in network.prepare(specs, progress.ask_secret):
-        progress.on_note(note)
-    return network
 
 
 def _now() -> str:

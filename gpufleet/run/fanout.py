@@ -30,6 +30,9 @@ log = logging.getLogger("gpufleet")
 
 Work = Callable[[NodeSpec], NodeReport]
 
+Submit = Callable[[NodeSpec], "Future[NodeReport]"]
+"""Hands a node over to be worked on."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -56,6 +59,27 @@ def run_nodes(
 
     An own thread pool where no `executor` is given. Raises `UsageError` for names given twice.
     """
+    pool = executor or ThreadPoolExecutor(max(1, min(parallel, len(specs))), "gpufleet")
+    try:
+        return hand_out(
+            specs, lambda spec: pool.submit(work, spec), interrupt, parallel, progress, rolling
+        )
+    finally:
+        if executor is None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def hand_out(
+    specs: Sequence[NodeSpec],
+    submit: Submit,
+    interrupt: Interrupt,
+    parallel: int = PARALLEL,
+    progress: Progress | None = None,
+    rolling: Rolling | None = None,
+    places: Callable[[], int] | None = None,
+) -> tuple[NodeReport, ...]:
+    """The same for whatever takes a node and has its report some time. `places`: so many it can work
+    on now, asked each time."""
     progress = progress or Progress()
     rolling = rolling or Rolling()
     if len({spec.name for spec in specs}) != len(specs):
@@ -63,7 +87,6 @@ def run_nodes(
     if parallel < 1:
         raise UsageError(f"--parallel {parallel}: at least 1")
     reports: dict[str, NodeReport] = {}
-    pool = executor or ThreadPoolExecutor(min(parallel, max(len(specs), 1)), "gpufleet")
 
     def settle(report: NodeReport) -> None:
         if report.host not in reports:
@@ -73,22 +96,21 @@ def run_nodes(
     def stopped() -> str:
         return rolling.verdict(tuple(reports.values()), len(specs))
 
+    def limit() -> int:
+        return parallel if places is None else min(parallel, places())
+
     why = ""
     with interrupt.caught():
-        try:
-            left = list(specs)
-            for number, size in enumerate(rolling.batches(len(specs))):
-                batch, left = left[:size], left[size:]
-                _fan_out(batch, work, interrupt, parallel, pool, settle, stopped)
-                why = stopped()
-                if not why and rolling.canary and number == 0 and left:
-                    canaries = [reports[spec.name] for spec in batch if spec.name in reports]
-                    why = rolling.canary_verdict(canaries)
-                if why or interrupt:
-                    break
-        finally:
-            if executor is None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        left = list(specs)
+        for number, size in enumerate(rolling.batches(len(specs))):
+            batch, left = left[:size], left[size:]
+            _fan_out(batch, submit, interrupt, limit, settle, stopped)
+            why = stopped()
+            if not why and rolling.canary and number == 0 and left:
+                canaries = [reports[spec.name] for spec in batch if spec.name in reports]
+                why = rolling.canary_verdict(canaries)
+            if why or interrupt:
+                break
     return tuple(
         reports.get(spec.name) or untouched(spec, "" if interrupt else why) for spec in specs
     )
@@ -96,10 +118,9 @@ def run_nodes(
 
 def _fan_out(
     specs: Sequence[NodeSpec],
-    work: Work,
+    submit: Submit,
     interrupt: Interrupt,
-    parallel: int,
-    pool: Executor,
+    limit: Callable[[], int],
     settle: Callable[[NodeReport], None],
     stopped: Callable[[], str],
 ) -> None:
@@ -111,11 +132,11 @@ def _fan_out(
     while True:
         while (
             not interrupt
-            and len(running) < parallel
+            and len(running) < limit()
             and not stopped()
             and (spec := next(waiting, None))
         ):
-            running[pool.submit(work, spec)] = spec, time.monotonic()
+            running[submit(spec)] = spec, time.monotonic()
         if not running:
             return
         done, _ = wait(running, timeout=_TICK_S, return_when=FIRST_COMPLETED)
@@ -126,6 +147,7 @@ def _fan_out(
         if interrupt and stopped_at is None:
             stopped_at = now
         if interrupt.hurried:  # a moment for local commands to be ended
+            interrupt.tell_hurried()
             done, _ = wait(running, timeout=_TICK_S)
             for future in done:
                 spec, _ = running.pop(future)

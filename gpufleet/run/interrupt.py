@@ -27,6 +27,10 @@ class Interrupt:
         """Names of nodes on which a process may have been signalled."""
         self.also_cut: list[Callable[[], None]] = []
         """Ends what isn't a node's connection yet: logins under way."""
+        self.also_stop: list[Callable[[int], None]] = []
+        """Told the signal's number: other processes that work for this run."""
+        self.also_hurry: list[Callable[[], None]] = []
+        """Told of a second signal, once."""
         self._live: set[Transport] = set()
         self._lock = threading.Lock()
 
@@ -42,6 +46,14 @@ class Interrupt:
             transport.close()
         for cut in self.also_cut:
             cut()
+        for tell in self.also_stop:
+            tell(number)
+
+    def tell_hurried(self) -> None:
+        """Pass the second signal on. Not from a signal's handler: it may take locks."""
+        tells, self.also_hurry = self.also_hurry, []
+        for tell in tells:
+            tell()
 
     def guard(self, transport: Transport) -> Transport:
         """Cut this connection as well, should the run be stopped."""

@@ -1,10 +1,11 @@
 """SSH: the only code that imports fabric and paramiko. Everything else sees `transport.Transport`."""
 
 from gpufleet.policy import NodeSpec
+from gpufleet.ssh.lanes import Hops as Way
 from gpufleet.ssh.network import Network
 from gpufleet.ssh.session import Session
 
-__all__ = ["Network", "Session", "connect"]
+__all__ = ["Network", "Session", "Way", "connect"]
 
 
 def connect(spec: NodeSpec) -> Session:

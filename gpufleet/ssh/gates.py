@@ -15,10 +15,10 @@ AT_ONE = 8
 class Gate:
     """Places at one sshd: fewer after each time that it dropped us, down to one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = AT_ONE) -> None:
         self._changed = threading.Condition()
         self._inside = 0
-        self.places = AT_ONE
+        self.places = places
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
@@ -43,10 +43,11 @@ class Gate:
 class Gates:
     """One `Gate` for each address and port."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = AT_ONE) -> None:
         self._lock = threading.Lock()
+        self._places = places
         self._gates: dict[tuple[str, int], Gate] = {}
 
     def at(self, address: str, port: int) -> Gate:
         with self._lock:
-            return self._gates.setdefault((address, port), Gate())
+            return self._gates.setdefault((address, port), Gate(self._places))

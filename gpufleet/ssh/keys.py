@@ -10,7 +10,7 @@ import base64
 import binascii
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,15 @@ def unlock(target: Target, ask: Ask) -> None:
 _lock = threading.Lock()
 _loaded: dict[tuple[str, tuple[str, ...], str], tuple[Identity, ...] | Unreachable] = {}
 _passphrases: dict[str, bytes] = {}
+
+
+def passphrases() -> dict[str, bytes]:
+    """What `unlock` was told, by key: for this run's own processes on this machine, and nobody else."""
+    return dict(_passphrases)
+
+
+def unlock_with(given: Mapping[str, bytes]) -> None:
+    _passphrases.update(given)
 
 
 def forget() -> None:

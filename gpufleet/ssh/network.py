@@ -41,14 +41,15 @@ Sock = socket.socket | paramiko.Channel
 class Network:
     """Opens sessions to nodes. Threads share it; `close` ends what it shares between nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: int = 1) -> None:
+        """`share`: so many processes work at the same run, and together keep to the limits."""
         self._lock = threading.Lock()
         self._routes: dict[str, Hops] = {}
         self._lanes = Lanes(self._open)
-        self._gates = Gates()
-        self._handshakes = threading.Semaphore(HANDSHAKES)
+        self._gates = Gates(max(1, AT_ONE // share))
+        self._handshakes = threading.Semaphore(max(1, HANDSHAKES // share))
         # By ProxyCommand each process logs in to a bastion of its own choice: one gate for them.
-        self._commands = threading.Semaphore(AT_ONE)
+        self._commands = threading.Semaphore(max(1, AT_ONE // share))
         self._under_way: set[Sock] = set()
         self._cuts = 0
         self._anyway = threading.local()
@@ -94,6 +95,16 @@ class Network:
             if not anyway or cuts == self._cuts:
                 raise
             return self._connect(spec)
+
+    def way(self, name: str) -> Hops | None:
+        """The machines on the way to a node, if `prepare` has found them: plain data."""
+        with self._lock:
+            return self._routes.get(name)
+
+    def learn(self, name: str, way: Hops) -> None:
+        """What another process with the same files has found."""
+        with self._lock:
+            self._routes.setdefault(name, way)
 
     def cut(self) -> None:
         """The run is stopped: logins under way end now, new ones need `anyway`.
