@@ -14,6 +14,12 @@ PATH_CHARACTERS = 100
 MAX_SUGGESTIONS = 20
 """Near matches looked for in one file or command line: 50 ms each with 5,000 names."""
 
+SHOWN_PROBLEMS = 100
+"""More lines than anybody reads: the first ones, and how many there are besides."""
+
+MAX_FOUND = 1_000
+"""A file with more mistakes has one that is made on every line, and reading on costs seconds."""
+
 SHOWN_CHARACTERS = 60
 """Longer values are cut in messages: one problem is one line on a terminal."""
 
@@ -33,8 +39,13 @@ class Problems:
     back with each of its aliases."""
 
     def add(self, line: int, where: str, text: str) -> None:
-        """`where` is the path of keys, `hosts.gpu01.port`, or empty for the file as a whole."""
+        """`where` is the path of keys, `hosts.gpu01.port`, or empty for the file as a whole.
+
+        Raises InventoryError when there are too many to read on.
+        """
         self.found.add((line, f"{_cut(where, PATH_CHARACTERS)}: {text}" if where else text))
+        if len(self.found) > MAX_FOUND:
+            raise self.error()
 
     def stop(self, line: int, where: str, text: str) -> NoReturn:
         """Add one that makes reading on pointless, and raise all."""
@@ -47,12 +58,14 @@ class Problems:
             raise self.error()
 
     def error(self) -> InventoryError:
-        return InventoryError(
-            [
-                _visible(f"{self.path}:{line}: {text}" if line else f"{self.path}: {text}")
-                for line, text in sorted(self.found)
-            ]
-        )
+        lines = [
+            _visible(f"{self.path}:{line}: {text}" if line else f"{self.path}: {text}")
+            for line, text in sorted(self.found)
+        ]
+        if (more := len(lines) - SHOWN_PROBLEMS) > 1:
+            at_least = "at least " if len(lines) > MAX_FOUND else ""
+            lines[SHOWN_PROBLEMS:] = [_visible(f"{self.path}: {at_least}{more} more problems")]
+        return InventoryError(lines)
 
 
 def show(value: object) -> str:
