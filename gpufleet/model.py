@@ -159,6 +159,18 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
+class Merged:
+    """A run that a merged report is made of. `shard`: `2/8`, or "" for all of its selection;
+    `exit_code`: as that run ended, None where it was killed."""
+
+    run_id: str
+    selection: str
+    shard: str
+    nodes: int
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
 class RunReport:
     """All nodes of one run, in the order of the selection. Times in UTC, ISO 8601 with `Z`."""
 
@@ -172,6 +184,12 @@ class RunReport:
     interrupted_by: int | None = None
     """The number of the signal that ended the run early."""
     notes: tuple[str, ...] = field(default=())
+    shard: str = ""
+    """`2/8`: these nodes are that part of the selection; "" for all of it."""
+    merged: tuple[Merged, ...] = ()
+    """The runs that this report was merged from; none for a run of its own."""
+    missing: tuple[str, ...] = ()
+    """`2/8 of inference-pool`: shards that no merged run is. Of their nodes nothing is known."""
 
     def count(self, verdict: Verdict) -> int:
         return sum(1 for node in self.nodes if node.verdict is verdict)

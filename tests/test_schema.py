@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpufleet.render.document import run_data
+from gpufleet.render.document import run_data, run_document
 from gpufleet.render.events import Events
 from tests.conftest import Command
 from tests.screens.made import reset_run, status_run
@@ -43,6 +43,12 @@ def validate(document: Any, kind: str) -> None:
 
 def test_the_schema_itself_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("count", [0, 1, 28])
+def test_a_document_written_node_by_node_is_the_same_text(count: int) -> None:
+    report = reset_run(count)
+    assert run_document(report, 3) == json.dumps(run_data(report, 3), indent=1)
 
 
 def test_an_untold_or_missing_key_does_not_pass() -> None:

@@ -20,6 +20,7 @@ from gpufleet import __version__
 from gpufleet.cli.history import history
 from gpufleet.cli.hosts import hosts
 from gpufleet.cli.look import check, status
+from gpufleet.cli.merge import merge
 from gpufleet.cli.report import report
 from gpufleet.cli.reset import reset
 from gpufleet.cli.restore import restore
@@ -44,8 +45,7 @@ EXIT_STATUS = """\b
 Exit status of reset:
   0  all CLEAN           3  some UNKNOWN, UNREACHABLE or NOT STARTED
   1  some DIRTY, BROKEN  4  some SKIPPED (--allow-skipped: 0)
-  2  usage, fleet.yaml or selection: nothing was contacted
-  129, 130, 143  stopped by HUP, INT, TERM; the result is printed
+  2  usage, fleet.yaml   129, 130, 143  HUP, INT, TERM (result is printed)
 """
 
 _VERSION = f"gpufleet {__version__}\n"
@@ -109,5 +109,5 @@ def _options(
     return 0
 
 
-for command in (status, reset, restore, check, hosts, history, report):
+for command in (status, reset, restore, check, hosts, history, merge, report):
     app.command()(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from gpufleet.cli.streams import note, write
+from gpufleet.cli.streams import note
 from gpufleet.errors import SelectionError
 from gpufleet.masking import printable
 
@@ -63,21 +63,26 @@ def _told(word: str, what: Failed, hosts: str) -> str:
     run = what.run
     when = run.started[:19].replace("T", " ")
     ended = "" if run.state == "finished" else ", which never ended"
-    which = f"run {run.run_id} ({when} UTC, by {run.person}@{run.control_host}{ended})"
+    shard = run.header.get("shard")
+    part = f", shard {shard} only" if shard else ""
+    which = f"run {run.run_id} ({when} UTC, by {run.person}@{run.control_host}{part}{ended})"
     return printable(f"{word}: {hosts or 'no node failed'} in {which}")
 
 
-def nothing_failed(command: str, selection: str, view: View) -> int:
-    """The result when `@failed` stands for no node: good news, and exit 0."""
-    if view.json:
-        from gpufleet.history.recorder import utc_now  # noqa: PLC0415  # as above
+def nothing_to_do(command: str, selection: str, view: View) -> int:
+    """The result when `@failed` stands for no node, or a shard's part is empty: exit 0, and for
+    programs a document without nodes, so that no task of many fails for having had no work."""
+    if view.json or view.jsonl:
+        from gpufleet.cli.showing import show, watching  # noqa: PLC0415  # as above
+        from gpufleet.history.recorder import utc_now  # noqa: PLC0415
         from gpufleet.model import RunReport  # noqa: PLC0415
-        from gpufleet.render.document import run_document  # noqa: PLC0415
 
         now = utc_now()
-        write(run_document(RunReport("", command, selection, now, now, ()), 0) + "\n")
+        with watching(view, (), command, selection):
+            show(RunReport("", command, selection, now, now, ()), 0, view)
     if not view.quiet:
-        note(f"nothing to do: {printable(selection)} stands for no node")
+        what = f"shard {view.shard} of {selection} has" if view.shard else f"{selection} stands for"
+        note(printable(f"nothing to do: {what} no node"))
     return 0
 
 

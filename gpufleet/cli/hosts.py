@@ -13,6 +13,7 @@ from gpufleet.cli.options import (
     Inventory,
     Json,
     Limit,
+    Shard,
 )
 from gpufleet.cli.selecting import selected
 from gpufleet.cli.streams import write
@@ -23,6 +24,7 @@ def hosts(
     inventory: Inventory = None,
     exclude: Exclude = None,
     limit: Limit = None,
+    shard: Shard = None,
     explain: Annotated[
         str | None,
         typer.Option("--explain", metavar="HOST", help="Every setting of a host, and who says so"),
@@ -35,7 +37,7 @@ def hosts(
     from gpufleet.render.document import hosts_document  # noqa: PLC0415  # as above
     from gpufleet.render.text import hosts_text  # noqa: PLC0415
 
-    fleet, specs = selected(inventory, hosts, exclude, limit, {})
+    fleet, specs = selected(inventory, hosts, exclude, limit, {}, shard=shard)
     # No node, where @failed stands for none, is an empty table.
     groups: dict[str, list[str]] = {}
     for group, members in fleet.groups().items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpufleet.cli.failed import nothing_failed
+from gpufleet.cli.failed import nothing_to_do
 from gpufleet.cli.logfile import logged, logging_to
 from gpufleet.cli.options import (
     Exclude,
@@ -21,6 +21,7 @@ from gpufleet.cli.options import (
     Parallel,
     Processes,
     Quiet,
+    Shard,
     Timeout,
     Verbose,
 )
@@ -39,6 +40,7 @@ def status(
     inventory: Inventory = None,
     exclude: Exclude = None,
     limit: Limit = None,
+    shard: Shard = None,
     sort: Annotated[
         str, typer.Option("--sort", metavar="name|memory|verdict", help="Order of the nodes")
     ] = "name",
@@ -80,11 +82,12 @@ def status(
         jsonl,
         _word("--sort", sort, SORTS),
         [_word("--only", word, ONLIES) for word in only or []],
+        shard or "",
     )
     settings = {"timeout": timeout}
-    _, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
+    _, specs = selected(inventory, hosts, exclude, limit, settings, shard=shard, quiet=quiet)
     if not specs:
-        return nothing_failed("status", hosts, view)
+        return nothing_to_do("status", hosts, view)
     every_s = None
     if watch is not None:
         from gpufleet.cli.watch import watch_pause  # noqa: PLC0415  # as above
@@ -110,6 +113,7 @@ def check(
     inventory: Inventory = None,
     exclude: Exclude = None,
     limit: Limit = None,
+    shard: Shard = None,
     timeout: Timeout = None,
     parallel: Parallel = 64,
     processes: Processes = None,
@@ -121,11 +125,11 @@ def check(
     no_color: NoColor = False,
 ) -> int:
     """Would a reset work? Login, root, tools, GPUs; changes nothing."""
-    view = View(json, quiet, verbose, no_color, jsonl)
+    view = View(json, quiet, verbose, no_color, jsonl, shard=shard or "")
     settings = {"timeout": timeout}
-    _, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
+    _, specs = selected(inventory, hosts, exclude, limit, settings, shard=shard, quiet=quiet)
     if not specs:
-        return nothing_failed("check", hosts, view)
+        return nothing_to_do("check", hosts, view)
     from gpufleet.run import Engine  # noqa: PLC0415  # as above
 
     engine = Engine(processes)

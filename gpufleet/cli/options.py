@@ -59,6 +59,14 @@ Limit = Annotated[
         autocompletion=complete_hosts,
     ),
 ]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Only part I of N of the selection, by a hash of each name; see gpufleet merge",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output")]
 JsonLines = Annotated[
     bool, typer.Option("--jsonl", help="Events while it runs, one JSON object per line")

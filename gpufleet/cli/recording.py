@@ -125,7 +125,9 @@ def _recorder(
     from gpufleet.run.origin import control_host, login  # noqa: PLC0415
 
     started = utc_now()
-    header = run_header(RunReport(run_id, "reset", selection, started, "", ()), None)
+    shard = settings.get("shard") or ""
+    run = RunReport(run_id, "reset", selection, started, "", (), shard=shard)
+    header = run_header(run, None)
     start = Start(
         run_id,
         started,

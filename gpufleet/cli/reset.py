@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpufleet.cli.asking import confirm
-from gpufleet.cli.failed import nothing_failed
+from gpufleet.cli.failed import nothing_to_do
 from gpufleet.cli.options import (
     Exclude,
     Hosts,
@@ -24,6 +24,7 @@ from gpufleet.cli.options import (
     Parallel,
     Processes,
     Quiet,
+    Shard,
     Timeout,
     Verbose,
 )
@@ -38,6 +39,7 @@ def reset(
     inventory: Inventory = None,
     exclude: Exclude = None,
     limit: Limit = None,
+    shard: Shard = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Look and plan; send no signal")
     ] = False,
@@ -165,12 +167,12 @@ def reset(
         "protect": protect,
         "timeout": timeout,
     }
-    view = View(json, quiet, verbose, no_color, jsonl)
+    view = View(json, quiet, verbose, no_color, jsonl, shard=shard or "")
     traces = Traces(log_file, metrics_file, keep_history, verbose)
     traces.keep_days  # noqa: B018  # refused now, not after the question
-    fleet, specs = selected(inventory, hosts, exclude, limit, settings, quiet=quiet)
+    fleet, specs = selected(inventory, hosts, exclude, limit, settings, shard=shard, quiet=quiet)
     if not specs:
-        return nothing_failed("reset", hosts, view)
+        return nothing_to_do("reset", hosts, view)
     if restart_owners and any(spec.policy.stop != "owner" for spec in specs):
         raise UsageError("--restart-owners starts what --stop-owners stopped: give both")
     from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
@@ -183,6 +185,7 @@ def reset(
         **settings,
         "exclude": exclude,
         "limit": limit,
+        "shard": shard,
         "parallel": parallel,
         "processes": processes,
         "batch": batch,
@@ -212,5 +215,5 @@ def reset(
             )
             screen.close()  # the result takes the live view's place
             exit_code = report.exit_code(allow_skipped=allow_skipped)
-            record.finish(report, exit_code)
+            record.finish(replace(report, shard=view.shard), exit_code)
             return show(report, exit_code, view)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpufleet.cli.failed import nothing_failed
+from gpufleet.cli.failed import nothing_to_do
 from gpufleet.cli.logfile import logged, logging_to
 from gpufleet.cli.options import (
     Exclude,
@@ -16,6 +16,7 @@ from gpufleet.cli.options import (
     Parallel,
     Processes,
     Quiet,
+    Shard,
     Verbose,
 )
 from gpufleet.cli.selecting import selected
@@ -27,6 +28,7 @@ def restore(
     inventory: Inventory = None,
     exclude: Exclude = None,
     limit: Limit = None,
+    shard: Shard = None,
     parallel: Parallel = 64,
     processes: Processes = None,
     log_file: LogFile = None,
@@ -41,10 +43,10 @@ def restore(
     \b
     gpufleet restore -H @failed
     """
-    view = View(json, quiet, verbose, no_color, jsonl)
-    _, specs = selected(inventory, hosts, exclude, limit, {}, quiet=quiet)
+    view = View(json, quiet, verbose, no_color, jsonl, shard=shard or "")
+    _, specs = selected(inventory, hosts, exclude, limit, {}, shard=shard, quiet=quiet)
     if not specs:
-        return nothing_failed("restore", hosts, view)
+        return nothing_to_do("restore", hosts, view)
     from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
 
     run_id = run.new_run_id()

@@ -22,15 +22,22 @@ def selected(
     limit: str | None,
     settings: Mapping[str, str | list[str] | None],
     *,
+    shard: str | None = None,
     quiet: bool = False,
 ) -> tuple[Fleet, list[NodeSpec]]:
     """The fleet and the selected nodes, with the command line's settings over those of the file.
 
-    No node is an error, unless it is `@failed` that there are none of.
+    No node is an error, unless it is `@failed` that there are none of, or a shard's part is empty.
     """
     from gpufleet.cli.failed import WORD, failed_words, may_be_empty  # noqa: PLC0415
-    from gpufleet.inventory import find_inventory, load_fleet, parse_settings  # noqa: PLC0415
+    from gpufleet.inventory import (  # noqa: PLC0415
+        find_inventory,
+        load_fleet,
+        parse_settings,
+        parse_shard,
+    )
 
+    part = None if shard is None else parse_shard(shard)
     overrides = parse_settings(settings)
     fleet = load_fleet(find_inventory(inventory))
     if not quiet:
@@ -49,7 +56,7 @@ def selected(
         if not (special and may_be_empty(hosts, limit)):
             raise
         specs = []
-    return fleet, specs
+    return fleet, specs if part is None else part.of_specs(specs)
 
 
 def _from_sources(

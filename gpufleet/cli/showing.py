@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -33,6 +33,8 @@ class View:
     jsonl: bool = False
     sort: str = "name"
     only: Sequence[str] = ()
+    shard: str = ""
+    """The part of the selection that this run is, as given: `2/8`."""
     events: list[Events] = field(default_factory=list, compare=False)
     """The one that `watching` began, for `show` to end."""
 
@@ -53,7 +55,7 @@ def watching(
 
         events = Events(_put, command, dry_run=dry_run)
         view.events.append(events)
-        events.start(selection, len(specs))
+        events.start(selection, len(specs), view.shard)
         yield Progress(events.on_event, events.on_report, _warn, ask)
     elif view.quiet:
         yield Progress(ask_secret=ask)
@@ -114,6 +116,7 @@ def _put(line: str) -> None:
 
 def show(report: RunReport, exit_code: int, view: View) -> int:
     """Print the result and return the exit status."""
+    report = replace(report, shard=view.shard)
     if view.events:
         try:
             view.events.pop().finish(report, exit_code)
@@ -121,9 +124,11 @@ def show(report: RunReport, exit_code: int, view: View) -> int:
             write("")  # the one place that knows how to end a run whose reader is gone
             raise typer.Exit(_READER_GONE) from None
     elif view.json:
-        from gpufleet.render.document import run_document  # noqa: PLC0415  # as above
+        from gpufleet.render.document import run_pieces  # noqa: PLC0415  # as above
 
-        write(run_document(report, exit_code) + "\n")
+        for piece in run_pieces(report, exit_code):
+            write(piece)
+        write("\n")
     else:
         write(result_text(report, view))
     return exit_code

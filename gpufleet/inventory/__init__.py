@@ -10,15 +10,18 @@ from gpufleet.inventory.loading import load_fleet
 from gpufleet.inventory.options import parse_duration, parse_settings
 from gpufleet.inventory.ranges import fold
 from gpufleet.inventory.selection import words
+from gpufleet.inventory.sharding import Shard, parse_shard
 from gpufleet.inventory.source import find_inventory
 
 __all__ = [
     "Fleet",
+    "Shard",
     "find_inventory",
     "fold",
     "load_fleet",
     "names_for_completion",
     "parse_duration",
     "parse_settings",
+    "parse_shard",
     "words",
 ]

@@ -34,9 +34,10 @@ class Events:
         self._began = clock()
         self._lock = threading.Lock()
         self._phases: dict[str, str] = {}
+        self._told: set[str] = set()
         self._failure: OSError | None = None
 
-    def start(self, selection: str, nodes: int) -> None:
+    def start(self, selection: str, nodes: int, shard: str = "") -> None:
         self._say(
             "start",
             schema=SCHEMA,
@@ -44,6 +45,7 @@ class Events:
             dry_run=self._dry_run,
             selection=selection,
             nodes=nodes,
+            **({"shard": shard} if shard else {}),
         )
 
     def on_event(self, host: str, phase: str, detail: str) -> None:
@@ -56,10 +58,15 @@ class Events:
             self._say("phase", host=host, phase=phase, detail=detail)
 
     def on_report(self, node: NodeReport) -> None:
+        self._told.add(node.host)
         self._say("node", node=node_document(node, self._command, dry_run=self._dry_run))
 
     def finish(self, report: RunReport, exit_code: int) -> None:
-        """The last line. Raises the OSError that the first line which couldn't be written met."""
+        """Nodes that never got a report (a stop came first), then the last line. Raises the OSError
+        that the first line which couldn't be written met."""
+        for node in report.nodes:
+            if node.host not in self._told:
+                self.on_report(node)
         self._say("end", **run_header(report, exit_code))
         if self._failure is not None:
             raise self._failure

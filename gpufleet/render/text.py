@@ -200,7 +200,16 @@ def summary(report: RunReport, ink: Ink = PLAIN) -> str:
     nodes = "1 node" if len(report.nodes) == 1 else f"{len(report.nodes)} nodes"
     dry = ", dry run: nothing was signalled" if report.dry_run else ""
     seconds = (_time(report.finished) - _time(report.started)).total_seconds()
-    return f"{nodes}: {', '.join(counts)}{dry} ({seconds:.1f} s, run {report.run_id})"
+    shard = f", shard {report.shard}" if report.shard else ""
+    if report.missing:
+        counts.append(
+            "1 shard missing"
+            if len(report.missing) == 1
+            else f"{len(report.missing)} shards missing"
+        )
+    if len(report.merged) > 1:
+        shard = f" of {len(report.merged)} runs"
+    return f"{nodes}: {', '.join(counts)}{dry} ({seconds:.1f} s, run {printable(report.run_id)}{shard})"
 
 
 def _time(text: str) -> datetime:
