@@ -21,6 +21,7 @@ from gpufleet.errors import NodeError, UsageError
 from gpufleet.model import (
     Gpu,
     Leftover,
+    Merged,
     Moment,
     NodeReport,
     ProcessLine,
@@ -103,7 +104,20 @@ REPORT = NodeReport(
     (LINE,),
     (Moment(0.1, "look", "x"),),
 )
-RUN = RunReport("r", "reset", "all", "2026", "2027", (REPORT,), True, 2, ("note",))
+RUN = RunReport(
+    "r",
+    "reset",
+    "all",
+    "2026",
+    "2027",
+    (REPORT,),
+    True,
+    2,
+    ("note",),
+    shard="1/2",
+    merged=(Merged("q", "all", "1/2", 4, 0),),
+    missing=("2/2 of all",),
+)
 TASK = Task(
     "reset",
     "r",
