@@ -6,6 +6,7 @@ The Protocol, the script and the answer; no connection is made here. A fake for 
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 from collections.abc import Callable, Mapping
@@ -88,9 +89,14 @@ class Connect(Protocol):
     def __call__(self) -> Transport: ...
 
 
+_COMMENT = re.compile(r"^[ \t]*#.*\n", re.MULTILINE)
+
+
 @cache
 def node_file(name: str) -> str:
-    return resources.files("gpufleet").joinpath("node", name).read_text(encoding="ascii")
+    """A file of node/ without its comments, which are half of it and would travel to each node."""
+    text = resources.files("gpufleet").joinpath("node", name).read_text(encoding="ascii")
+    return _COMMENT.sub("", text)
 
 
 def new_token() -> str:

@@ -7,6 +7,7 @@ over sshd 900, sshd's session process 901 and the shell 902 that runs the script
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -277,6 +278,35 @@ def answer(
     sections |= more or {}
     made = {name: Section(name, text, status) for name, (text, status) in sections.items()}
     return Answer(made, started=True, finished=True)
+
+
+def as_read_at_once(whole: Answer) -> Answer:
+    """The same answer as quick.sh gives it: nvidia-smi's words among the processes, health beside the
+    memory of the newest sample, users by the owners of their folders."""
+    sections = dict(whole.sections)
+    names = [name for name in ("1", "2") if f"{name}/memory" in sections]
+    for name in names:
+        memory = sections.pop(f"{name}/memory")
+        words, kind = memory.text, "memory"
+        if name == names[-1]:
+            health = sections.pop("health").text.split("\n")
+            rows = zip(words.split("\n"), health, strict=True)
+            words = "\n".join(f"{a}, {b.partition(', ')[2]}" if a else "" for a, b in rows)
+            kind = "gpus"
+        sections[f"{name}/{kind}"] = Section(f"{name}/{kind}", "", memory.status)
+        said = _grep("/run/gpufleet/smi.60.out", words)
+        procs = sections[f"{name}/procs"]
+        sections[f"{name}/procs"] = replace(procs, text=said + procs.text)
+        uids = re.findall(
+            r"^(\d+)/status:Uid:\t\d+\t(\d+)", sections.pop(f"{name}/uids").text, re.MULTILINE
+        )
+        owners = "".join(f"{pid} {uid} {USERS.get(int(uid), uid)} \0" for pid, uid in uids)
+        links = sections[f"{name}/links"]
+        bare = re.sub(
+            r"^(\d+/\S+) \S+ \S+", r"\1 - -", links.text.replace("\0", "\n"), flags=re.MULTILINE
+        )
+        sections[f"{name}/links"] = replace(links, text=owners + bare.replace("\n", "\0"))
+    return replace(whole, sections=sections)
 
 
 def changed(whole: Answer, name: str, text: str | None = None, status: str | None = None) -> Answer:

@@ -23,6 +23,7 @@ from tests.building import (
     PERSISTENCED,
     Proc,
     answer,
+    as_read_at_once,
     changed,
     health_rows,
     memory_rows,
@@ -300,6 +301,79 @@ def test_no_set_of_missing_sections_can_leave_clean(names: set[str]) -> None:
 @given(st.text())
 def test_no_text_in_place_of_the_memory_is_clean_but_eight_zeros(text: str) -> None:
     assert verdict(answer(memory=text)) is not CLEAN
+
+
+AT_ONCE = as_read_at_once(PROVEN)
+SAID = "/run/gpufleet/smi.60.out:"
+
+
+def test_a_sample_read_at_once_says_the_same() -> None:
+    assert parse_observation(AT_ONCE) == parse_observation(PROVEN)
+    assert verdict(AT_ONCE) is CLEAN
+
+
+@pytest.mark.parametrize("name", sorted(set(AT_ONCE.sections) - ONLY_EVIDENCE))
+@pytest.mark.parametrize("how", ["dropped", "blank", "timed out"])
+def test_no_section_that_was_not_read_at_once_can_leave_clean(name: str, how: str) -> None:
+    if how == "blank" and name.endswith(("/memory", "/gpus")):
+        return  # they are blank: the words stand among the processes
+    if how == "timed out" and name in {"self", "1/uptime", "2/uptime", "1/maps", "2/maps"}:
+        return  # these have no status of their own
+    whole = {
+        "dropped": without(AT_ONCE, name),
+        "blank": changed(AT_ONCE, name, ""),
+        "timed out": changed(AT_ONCE, name, status="124"),
+    }[how]
+    assert verdict(whole) is not CLEAN
+
+
+@pytest.mark.parametrize("sample", ["1", "2"])
+@pytest.mark.parametrize("column", [0, 1, 2, 4, 5, 6])
+@pytest.mark.parametrize("how", ["drop the line", "blank the cell", "drop the cell"])
+def test_no_row_less_and_no_cell_blanked_at_once_can_leave_clean(
+    sample: str, column: int, how: str
+) -> None:
+    """Index, memory, uuid, recovery action, fabric state and status; the first sample has two of them."""
+    name = f"{sample}/procs"
+    lines = AT_ONCE.text(name).splitlines(keepends=True)
+    cells = lines[3].rstrip("\n").removeprefix(SAID).split(", ")
+    if column >= len(cells) or (column == 2 and how == "blank the cell"):  # a uuid is only shown
+        return
+    lines[3] = {
+        "drop the line": "",
+        "blank the cell": SAID + ", ".join([*cells[:column], "", *cells[column + 1 :]]) + "\n",
+        "drop the cell": SAID + ", ".join([*cells[:column], *cells[column + 1 :]]) + "\n",
+    }[how]
+    assert verdict(changed(AT_ONCE, name, "".join(lines))) is not CLEAN
+
+
+@given(sample=st.sampled_from(["1", "2"]), cut=st.integers(0))
+def test_no_words_cut_off_at_once_can_leave_clean(sample: str, cut: int) -> None:
+    """nvidia-smi that is cut off in the middle; what grep reads after it is whole."""
+    text = AT_ONCE.text(f"{sample}/procs")
+    end = text.rindex(SAID)
+    end = text.index("\n", end) + 1
+    whole_but = len(", 143771 MiB\n") if sample == "2" else len("B\n")
+    kept = text[: cut % (end - whole_but)] + "\n"
+    assert verdict(changed(AT_ONCE, f"{sample}/procs", kept + text[end:])) is not CLEAN
+
+
+def test_what_nvidia_smi_complains_of_is_told_at_once() -> None:
+    said = "/run/gpufleet/smi.60.err:WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n"
+    whole = changed(AT_ONCE, "2/procs", said + AT_ONCE.text("2/procs"))
+    seen = parse_observation(whole)
+    assert "infoROM" in seen.health.complaint
+    assert "infoROM" in seen.last.memory.stderr
+    assert verdict(whole) is verdict(
+        changed(changed(PROVEN, "2/memory.err", said[25:]), "health.err", said[25:])
+    )
+
+
+def test_a_command_line_cannot_pass_for_nvidia_smi() -> None:
+    forged = "x\n/run/gpufleet/smi.60.out:8, 0 MiB"
+    whole = as_read_at_once(answer([FABRIC_MANAGER, PERSISTENCED, Proc(77, args=("tail", forged))]))
+    assert verdict(whole) is CLEAN
+    assert set(range(8)) == set(parse_observation(whole).last.memory.used_mib())
 
 
 @pytest.mark.parametrize("field", ["gpu_recovery_action", "fabric.state", "fabric.status"])

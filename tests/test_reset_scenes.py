@@ -204,7 +204,7 @@ def test_e05_a_node_that_never_answers_costs_the_others_nothing(fleet: SimFleet)
     for name in ("gpu01", "gpu04"):
         fleet[name].start(scene.TRAINING)
     fleet["gpu02"].freeze_sshd()
-    fleet["gpu03"].tool("id", "sleep 60")
+    fleet["gpu03"].tool("ls", "sleep 60")
     policy = Policy(timeout_s=3, dying_timeout_s=3, limits=QUICK)
     specs = [spec_of(fleet, node, policy, connect_timeout_s=1.0) for node in fleet]
     finished: list[str] = []

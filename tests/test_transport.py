@@ -140,7 +140,7 @@ def test_an_observation_read_from_bytes_equals_the_one_built() -> None:
 def test_variables_reach_the_shell_whatever_they_hold() -> None:
     nasty = "a'b\n$(reboot) `reboot` \\"
     text = Script("x", ("look.sh",), {"GF_LOCK": nasty}).text(TOKEN)
-    head = text[: text.index("# shellcheck")]
+    head = text[: text.index("\ngf_look()")]
     assert [f"GF_TOKEN={TOKEN}", f"GF_LOCK={nasty}"] == shlex.split(head)
 
 
@@ -150,7 +150,7 @@ def test_tokens_are_long_and_never_the_same() -> None:
     assert {24} == {len(token) for token in tokens}
 
 
-@pytest.mark.parametrize("name", ["frame.sh", "observe.sh", "act.sh", "look.sh"])
+@pytest.mark.parametrize("name", ["frame.sh", "observe.sh", "quick.sh", "act.sh", "look.sh"])
 def test_no_file_is_named_after_the_token(name: str) -> None:
     """`cat FILE` would show it to every user of the node, who could then forge a section's end."""
     assert not re.search(r"/\$\{?GF_TOKEN", transport.node_file(name))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from gpufleet.observation import HEALTH_FIELDS, Owner
 from gpufleet.policy import Policy
-from gpufleet.transport import Script
+from gpufleet.transport import Script, node_file
 
 UNITS = (
     "nvidia-fabricmanager.service",
@@ -159,6 +159,8 @@ def _common(policy: Policy, budget_s: float, owners: Iterable[Owner]) -> dict[st
         "GF_GPUS": str(policy.gpus),
         "GF_TOLERANCE_MIB": str(policy.tolerance_mib),
         "GF_HEALTH": ",".join(HEALTH_FIELDS),
+        "GF_QUICK": node_file("quick.sh"),
+        "GF_QUICK_S": _seconds(min(limits.tool_s, budget_s) / 3),
         "GF_UNITS": " ".join([*UNITS, *services]),
         "GF_USER_UNITS": " ".join(
             f"{owner.runtime}:{owner.name}" for owner in owners if owner.kind == "user-service"

@@ -148,16 +148,15 @@ gf_act() {
   gf_watch
   gf_text act "${GF_LOG}stop $GF_STOP"
   gf_self
-  [ "$GF_STOP" = free ] || gf_read_memory
-  gf_sample 1
   if [ "$GF_STOP" = free ]; then
+    gf_sample 1
     gf_mark beat "settle$GF_SHOWN"
     sleep "$GF_SETTLE_S"
-    gf_read_memory
-    gf_sample 2
-    gf_fuser 2
+    gf_read_gpus
+    gf_sample 2 fuser
   else
-    gf_fuser 1
+    gf_read_gpus
+    gf_sample 1 fuser
   fi
   gf_slow
 }

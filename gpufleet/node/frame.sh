@@ -67,11 +67,22 @@ gf_tools() {
   done
 }
 
+# gf_whoami: GF_UID becomes the effective user, without a fork.
+gf_whoami() {
+  GF_UID=
+  {
+    while read -r gf_key _ gf_effective _; do
+      [ "$gf_key" != Uid: ] || { GF_UID=$gf_effective; break; }
+    done </proc/self/status
+  } 2>/dev/null
+  [ -n "$GF_UID" ] || gf_fail "no /proc"
+}
+
 # The working folder: root's own and closed to others, because a lock in a folder that others may
 # enter can be taken by anyone who can open the file.
 gf_workdir() {
   gf_tools
-  GF_UID=$(id -u)
+  gf_whoami
   if [ "$GF_UID" = 0 ]; then
     GF_DIR=/run/gpufleet
     [ -d "$GF_DIR" ] || mkdir -m 700 "$GF_DIR" 2>/dev/null

@@ -7,17 +7,15 @@ gf_look() {
   cd /proc || gf_fail "no /proc"
   gf_self
   gf_find_stuck
-  gf_read_memory
+  gf_read_gpus
   if [ -n "$GF_SETTLE_S" ] && gf_free; then
     gf_sample 1
     gf_mark beat settle
     sleep "$GF_SETTLE_S"
-    gf_read_memory
-    gf_sample 2
-    gf_fuser 2
+    gf_read_gpus
+    gf_sample 2 fuser
   else
-    gf_sample 1
-    gf_fuser 1
+    gf_sample 1 fuser
   fi
   gf_slow
 }

@@ -2,7 +2,12 @@
 # What one sample reads: nvidia-smi's memory, all processes, all holders; and once per exec what
 # changes slowly: health, charged memory, units. Runs commands and hands back what they print.
 # In: GF_GPUS and GF_TOLERANCE_MIB (when is memory free), GF_HEALTH (comma list of nvidia-smi
-# fields), GF_UNITS and GF_USERS (what to ask systemd and the user database for, blanks between).
+# fields), GF_UNITS and GF_USERS (what to ask systemd and the user database for, blanks between),
+# GF_QUICK and GF_QUICK_S (the text of quick.sh, and the seconds that it may take).
+
+GF_HANGING= # not empty: a process hangs whoever reads its command line or its mappings
+GF_CAREFUL= # not empty: quick.sh ran out of time, so each tool gets a limit of its own
+GF_APART=   # not empty: memory and health are asked apart
 
 # gf_stat FILE: GF_STATE, GF_CPU (ticks) and GF_START (ticks after boot) out of a stat file. A
 # program's name may hold blanks, brackets and newlines; what counts stands behind the last bracket.
@@ -20,15 +25,16 @@ gf_stat() {
 }
 
 # gf_find_stuck: an nvidia-smi that has been in D for over a minute can't be killed, and each further
-# one would join it. GF_STUCK becomes a sentence about it, or stays empty.
+# one would join it. GF_STUCK becomes a sentence about it, or stays empty. Builtins only: comm and stat
+# of a process that hangs can be read.
 gf_find_stuck() {
   GF_STUCK=
   gf_now
-  # shellcheck disable=SC2013  # words without blanks
-  for gf_comm in $(timeout -k 2 "$GF_TOOL_S" grep -lsx nvidia-smi /proc/[0-9]*/comm); do
-    gf_pid=${gf_comm#/proc/}
-    gf_pid=${gf_pid%/comm}
-    gf_stat "/proc/$gf_pid/stat" || continue
+  for gf_pid in [0-9]*; do
+    gf_comm=
+    { read -r gf_comm <"$gf_pid/comm"; } 2>/dev/null
+    [ "$gf_comm" = nvidia-smi ] || continue
+    gf_stat "$gf_pid/stat" || continue
     [ "$GF_STATE" = D ] && [ $((GF_NOW - GF_START)) -gt 6000 ] &&
       GF_STUCK="nvidia-smi (pid $gf_pid) has been in state D for over 60 s"
   done
@@ -59,16 +65,34 @@ gf_show_smi() {
   gf_end "$1.err" 0
 }
 
-gf_read_memory() { gf_run_smi --query-gpu=index,memory.used --format=csv,noheader; }
+gf_read_memory() {
+  gf_run_smi --query-gpu=index,memory.used --format=csv,noheader
+  GF_READING=memory
+}
+
+# gf_read_gpus: memory and health in one query, because starting nvidia-smi is what costs (seconds,
+# without persistence mode). A driver that answers it with anything but success is asked for the two
+# apart from then on, as gf_slow says. GF_READING becomes what the reading is: gpus, or memory alone.
+gf_read_gpus() {
+  if [ -z "$GF_APART" ]; then
+    gf_run_smi --query-gpu="index,memory.used,$GF_HEALTH" --format=csv,noheader
+    GF_READING=gpus
+    [ "$GF_STATUS" != 0 ] || return 0
+    GF_APART=yes
+    GF_READING=memory
+    case $GF_STATUS in 124 | 137 | stuck) return 0 ;; esac
+  fi
+  gf_read_memory
+}
 
 # gf_free: does the last reading show every GPU within the tolerance? Says only when waiting may end;
 # the verdict is made elsewhere, from the same text.
 gf_free() {
   [ "$GF_STATUS" = 0 ] || return 1
   gf_rows=0
-  while IFS=', ' read -r gf_index gf_used gf_unit; do
+  while IFS=', ' read -r gf_index gf_used gf_unit gf_rest; do
     [ -n "$gf_index" ] || continue
-    case $gf_unit in MiB | MiB?) ;; *) return 1 ;; esac # MiB?: a carriage return
+    case $gf_unit in MiB | MiB?) ;; *) return 1 ;; esac # MiB?: a carriage return, or health behind
     case $gf_index,$gf_used in *[!0-9,]* | ,* | *,) return 1 ;; esac
     [ "$gf_used" -le "$GF_TOLERANCE_MIB" ] || return 1
     gf_rows=$((gf_rows + 1))
@@ -113,7 +137,6 @@ gf_awake() {
 # a file in somebody's folder dev/nvidia. The executable's link and the names of users come along,
 # and who uses which file in /dev/shm.
 gf_holders() {
-  gf_threads "$1"
   gf_tool "$1/links" find self/ns/pid [0-9]*/exe [0-9]*/fd -maxdepth 1 \
     \( -name exe -o -name pid -o -lname '/dev/shm/*' -o -lname '*/dev/nvidia*' -xtype c \) \
     -printf '%p %U %u %l\0'
@@ -124,12 +147,23 @@ gf_holders() {
 }
 
 # gf_threads NAME: a leader that has ended shows nothing any more, but its living threads still hold
-# what it held: state, command line and devices of these.
+# what it held: state, command line and devices of these. Such a leader has no namespaces any more,
+# which a builtin can see; where links can't be followed grep looks for them.
 gf_threads() {
   gf_files=
   gf_links=
-  # shellcheck disable=SC2013  # words without blanks
-  for gf_name in $(timeout -k 2 "$GF_TOOL_S" grep -ls ') Z ' [0-9]*/stat); do
+  if [ -e 1/ns/uts ]; then
+    set -- "$1"
+    for gf_pid in [0-9]*; do [ -e "$gf_pid/ns/uts" ] || set -- "$@" "$gf_pid/stat"; done
+  else
+    # shellcheck disable=SC2046  # words without blanks
+    set -- "$1" $(timeout -k 2 "$GF_TOOL_S" grep -ls ') Z ' [0-9]*/stat)
+  fi
+  gf_sample=$1
+  shift
+  for gf_name in "$@"; do
+    gf_stat "$gf_name" || continue
+    [ "$GF_STATE" = Z ] || continue
     for gf_task in "${gf_name%/stat}"/task/[0-9]*; do
       gf_files="$gf_files $gf_task/stat $gf_task/cmdline"
       gf_links="$gf_links $gf_task/fd"
@@ -137,9 +171,9 @@ gf_threads() {
   done
   [ -n "$gf_files" ] || return 0
   # shellcheck disable=SC2086  # words wanted: names of files
-  gf_tool "$1/threads" grep -aHs '' $gf_files
+  gf_tool "$gf_sample/threads" grep -aHs '' $gf_files
   # shellcheck disable=SC2086  # as above
-  gf_tool "$1/threadlinks" find $gf_links -maxdepth 1 \
+  gf_tool "$gf_sample/threadlinks" find $gf_links -maxdepth 1 \
     -lname '*/dev/nvidia*' -xtype c -printf '%p %U %u %l\0'
 }
 
@@ -151,18 +185,34 @@ gf_maps() {
   printf 'status %s\n' "$?"
 }
 
-# gf_sample NAME: one complete sample. The memory was read just before by gf_read_memory.
+# gf_sample NAME [fuser]: one complete sample, with fuser's own list of holders beside it where that
+# is asked for. The memory was read just before. Fuser reads mappings as well, and isn't asked where
+# somebody hangs who reads these.
 gf_sample() {
   gf_now
   gf_text "$1/uptime" "$GF_NOW"
-  gf_show_smi "$1/memory"
+  gf_threads "$1"
+  [ -n "$GF_CAREFUL" ] || gf_quick "$1" "${2-}"
+  [ -n "$GF_CAREFUL" ] || return 0
+  gf_show_smi "$1/$GF_READING"
   gf_processes "$1"
   gf_holders "$1"
+  [ -z "${2-}" ] || [ -n "$GF_HANGING" ] || gf_tool "$1/fuser" fuser /dev/nvidia*
+}
+
+# gf_quick NAME FUSER: the sample as quick.sh reads it; GF_CAREFUL when that took too long. The token
+# goes by the environment, which nobody else can read as they could a command line.
+gf_quick() {
+  gf_begin "$1/$GF_READING"
+  gf_end "$1/$GF_READING" "$GF_STATUS"
+  # shellcheck disable=SC2016  # the inner shell's variable
+  GF_TOKEN=$GF_TOKEN GF_QUICK=$GF_QUICK GF_SAMPLE=$1 GF_FILE=$GF_FILE GF_FUSER=$2 \
+    timeout -k 2 "$GF_QUICK_S" sh -c 'eval "$GF_QUICK"' 2>/dev/null
+  case $? in 0) ;; *) GF_CAREFUL=yes ;; esac
 }
 
 # gf_self: who the script is on this node, so that the plan can spare it.
 gf_self() {
-  GF_HANGING=
   read -r gf_boot </proc/sys/kernel/random/boot_id
   gf_text self "pid $$" "uid $GF_UID" "boot $gf_boot" "dir $GF_DIR"
   gf_begin missing
@@ -176,24 +226,27 @@ gf_self() {
   for gf_name in $GF_USERS; do gf_text "user.$gf_name" "$(timeout -k 2 5 id -u "$gf_name" 2>/dev/null)"; done
 }
 
-# gf_slow: what is asked once per exec. A driver that doesn't know a field refuses the whole query
-# with exit 2 and names one field at a time; then each field is asked alone.
+# gf_slow: what is asked once per exec. Health only where it couldn't be had beside the memory: a
+# driver that doesn't know a field refuses the whole query with exit 2 and names one field at a time;
+# then each field is asked alone.
 gf_slow() {
-  gf_run_smi --query-gpu="index,$GF_HEALTH" --format=csv,noheader
-  gf_show_smi health
-  if [ "$GF_STATUS" = 2 ]; then
-    gf_rest=$GF_HEALTH,
-    while [ -n "$gf_rest" ]; do
-      gf_field=${gf_rest%%,*}
-      gf_rest=${gf_rest#*,}
-      gf_run_smi --query-gpu="index,$gf_field" --format=csv,noheader
-      gf_show_smi "health.$gf_field"
-    done
+  if [ -n "$GF_APART" ]; then
+    gf_run_smi --query-gpu="index,$GF_HEALTH" --format=csv,noheader
+    gf_show_smi health
+    if [ "$GF_STATUS" = 2 ]; then
+      gf_rest=$GF_HEALTH,
+      while [ -n "$gf_rest" ]; do
+        gf_field=${gf_rest%%,*}
+        gf_rest=${gf_rest#*,}
+        gf_run_smi --query-gpu="index,$gf_field" --format=csv,noheader
+        gf_show_smi "health.$gf_field"
+      done
+    fi
   fi
   gf_run_smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader
   gf_show_smi apps
   gf_begin shm
-  ls -lnA /dev/shm 2>/dev/null
+  gf_empty /dev/shm || ls -lnA /dev/shm 2>/dev/null
   gf_end shm "$?"
   if [ -d /run/systemd/system ]; then
     gf_properties=Id,LoadState,UnitFileState,ActiveState,SubState,Restart,NRestarts,MainPID,TriggeredBy
@@ -214,9 +267,12 @@ gf_slow() {
   gf_owners
 }
 
-# gf_fuser NAME: fuser's own list of holders, beside the newest sample. It reads mappings as well, and
-# would hang where others did.
-gf_fuser() { [ -n "$GF_HANGING" ] || gf_tool "$1/fuser" fuser /dev/nvidia*; }
+# gf_empty FOLDER: is nothing in it? By builtins.
+gf_empty() {
+  for gf_name in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+    [ ! -e "$gf_name" ] && [ ! -L "$gf_name" ] || return 1
+  done
+}
 
 # gf_owners: what containers and pods that were hit do next: a restart policy, a kubelet. In:
 # GF_CONTAINERS ("docker:ID ..." or "podman:ID ..."), GF_PODS (uids).

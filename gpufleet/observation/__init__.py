@@ -161,7 +161,7 @@ def parse_observation(answer: Answer) -> Observation:
     """Everything an answer of look.sh or act.sh says. Missing sections become blindness, not absence."""
     own = dict(line.split(" ", 1) for line in answer.text("self").split("\n") if " " in line)
     self_pid, uid = _number(own.get("pid")), _number(own.get("uid"))
-    names = [name for name in ("1", "2") if answer.get(f"{name}/memory")]
+    names = [n for n in ("1", "2") if answer.get(f"{n}/memory") or answer.get(f"{n}/gpus")]
     samples = tuple(_sample(answer, name, self_pid, uid) for name in names)
     return Observation(
         self_pid=self_pid,
@@ -197,7 +197,7 @@ def _sample(answer: Answer, name: str, self_pid: int, uid: int) -> Sample:
     processes = read_processes(answer, name, links)
     return Sample(
         uptime_cs=_number(answer.text(f"{name}/uptime")),
-        memory=read_memory(answer, name + "/memory"),
+        memory=read_memory(answer, name),
         processes=processes,
         blind=tuple(_blindness(answer, name, processes, self_pid, uid)),
         fuser=read_fuser(answer, name),
@@ -225,6 +225,8 @@ def _blindness(
         yield NOT_ROOT
     for tool, what in _WHAT.items():
         section = answer.get(f"{name}/{tool}")
+        if tool == "uids" and section is None:
+            continue  # find told the users, and whether it did is seen below
         status = section.status if section else "missing"
         if tool == "maps" and section:
             status = next(

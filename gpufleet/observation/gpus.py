@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from gpufleet.transport import Answer, Section
 
@@ -121,13 +122,50 @@ def reading_words(rows: Iterable[GpuRow]) -> str:
     return " ".join(f"{r.index}={'?' if r.used_mib is None else r.used_mib}" for r in rows)
 
 
-def read_memory(answer: Answer, name: str) -> MemoryReading:
-    """The memory section `name`; a missing one reads as status "missing" without rows."""
-    section = answer.get(name)
+def read_memory(answer: Answer, sample: str) -> MemoryReading:
+    """The memory of a sample; a missing section reads as status "missing" without rows.
+
+    `N/memory` is the memory query's own answer, `N/gpus` has health beside it. Their text stands in
+    the section, or among the processes, where one `grep` read both.
+    """
+    whole = answer.get(f"{sample}/gpus")
+    section = whole or answer.get(f"{sample}/memory")
     if section is None:
         return MemoryReading("missing", (), (), "")
-    rows, others = parse_memory_csv(section.text)
-    return MemoryReading(section.status, rows, others, answer.text(f"{name}.err"))
+    text = section.text or _said(answer, sample, "out")
+    rows, others = parse_memory_csv(_halves(text)[0] if whole else text)
+    stderr = answer.text(f"{section.name}.err") or _said(answer, sample, "err")
+    return MemoryReading(section.status, rows, others, stderr)
+
+
+def _said(answer: Answer, sample: str, stream: Literal["out", "err"]) -> str:
+    """nvidia-smi's words as `grep -H` read them from its file: `/run/gpufleet/smi.60.out:0, 0 MiB`."""
+    found = re.findall(
+        rf"^/[^:\n]*/smi\.[0-9]+\.{stream}:(.*)$", answer.text(f"{sample}/procs"), re.MULTILINE
+    )
+    return "".join(f"{line}\n" for line in found)
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """Rows of memory and health together → the same rows as two queries print them. What isn't such
+    a row, as one that was cut off, stands in both as it was read."""
+    memory, health = [], []
+    for line in text.split("\n"):
+        cells = line.split(",")
+        whole = len(cells) == 2 + len(HEALTH_FIELDS)
+        memory.append(",".join(cells[:2]) if whole else line)
+        health.append(",".join([cells[0], *cells[2:]]) if whole else line)
+    return "\n".join(memory), "\n".join(health)
+
+
+def _health_of_sample(answer: Answer) -> tuple[Section | None, str]:
+    """Health out of the newest sample's reading, and what nvidia-smi complained of."""
+    for sample in ("2", "1"):
+        if section := answer.get(f"{sample}/gpus"):
+            text = _halves(section.text or _said(answer, sample, "out"))[1]
+            complaint = answer.text(f"{section.name}.err") or _said(answer, sample, "err")
+            return Section("health", text, section.status), complaint
+    return None, ""
 
 
 def read_health(answer: Answer) -> Health:
@@ -135,12 +173,14 @@ def read_health(answer: Answer) -> Health:
 
     nvidia-smi --query-gpu=index,uuid,pstate --format=csv,noheader   ->   "0, GPU-1f…, P0"
     """
-    whole = answer.get("health")
+    whole, said = answer.get("health"), answer.text("health.err")
+    if whole is None:
+        whole, said = _health_of_sample(answer)
     if whole is None:
         return Health({}, (), "health was not asked")
     if whole.status == "0":
         values, failure = _table(whole, HEALTH_FIELDS)
-        complaint = " ".join(answer.text("health.err").split())[:300]
+        complaint = " ".join(said.split())[:300]
         return Health(values, (), failure, complaint=complaint)
     if whole.status != "2":
         values, _ = _table(whole, HEALTH_FIELDS)  # rows may stand beside a complaint

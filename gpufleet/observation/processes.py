@@ -86,18 +86,20 @@ class Process:
 
 
 class Links(NamedTuple):
-    """What find printed: executables by pid, GPU device links by pid, user names by uid."""
+    """What find printed: executables by pid, GPU device links by pid, user names by uid, and the
+    effective users of processes, which are those of their folders in /proc."""
 
     executables: dict[int, str]
     descriptors: dict[int, set[str]]
     names: dict[int, str]
+    users: dict[int, int]
 
 
 def read_processes(answer: Answer, sample: str, links: Links) -> dict[int, Process]:
     """All processes of one sample by pid. What ended while it was read is left out."""
     texts = _by_file(answer.text(f"{sample}/procs"))
-    uids = _uids(answer.text(f"{sample}/uids"))
-    executables, _, names = links
+    uids = {**links.users, **_uids(answer.text(f"{sample}/uids"))}
+    executables, names = links.executables, links.names
     descriptors = {pid: set(devices) for pid, devices in links.descriptors.items()}
     mappings = _mappings(answer.text(f"{sample}/maps"))
     threads = _threads(answer.text(f"{sample}/threads"))
@@ -264,9 +266,12 @@ def read_links(answer: Answer, sample: str) -> Links:
     executables: dict[int, str] = {}
     descriptors: dict[int, set[str]] = {}
     names: dict[int, str] = {}
+    users: dict[int, int] = {}
     for path, uid, user, link in _records(answer.text(f"{sample}/links")):
         if uid.isdigit():
             names[int(uid)] = user
+            if path.isdigit():
+                users[int(path)] = int(uid)
         match = _LINK.match(path)
         if match is None:
             continue
@@ -274,7 +279,7 @@ def read_links(answer: Answer, sample: str) -> Links:
             executables[int(match[1])] = link
         elif _DEVICE.search(device := link.removesuffix(DELETED)):
             descriptors.setdefault(int(match[1]), set()).add(device)
-    return Links(executables, descriptors, names)
+    return Links(executables, descriptors, names, users)
 
 
 def _mappings(text: str) -> dict[int, set[str]]:
