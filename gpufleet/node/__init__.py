@@ -28,7 +28,7 @@ def look_script(
     """One look. `two_samples`: a second one after `settle` if memory is free in the first. `owners`:
     services, containers and pods that were hit before and may start it all again."""
     variables = _common(policy, budget_s, owners)
-    variables["GF_SETTLE_S"] = f"{policy.settle_s:.2f}" if two_samples else ""
+    variables["GF_SETTLE_CS"] = _hundredths(policy.settle_s) if two_samples else ""
     files = ("frame.sh", "observe.sh", "look.sh")
     return Script("look", files, variables, _silence_s(policy))
 
@@ -50,7 +50,7 @@ def act_script(
     limits = policy.limits
     variables = _common(policy, budget_s, owners)
     variables |= {
-        "GF_SETTLE_S": f"{policy.settle_s:.2f}",
+        "GF_SETTLE_CS": _hundredths(policy.settle_s),
         "GF_KILL": " ".join(f"{pid}:{start}" for pid, start in kill),
         "GF_LOCK": lock,
         "GF_GRACE_CS": _hundredths(policy.grace_s),

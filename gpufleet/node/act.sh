@@ -3,10 +3,11 @@
 # look again. Who is signalled was decided elsewhere; when to stop waiting is decided here, by the
 # limits handed in. In: GF_KILL ("PID:START_TICKS ..." in the order to signal), GF_GRACE_CS (TERM
 # first, then so long until KILL; 0: KILL at once), GF_LOCK (text that tells others who is here),
-# GF_SETTLE_S, and in hundredths of a second: GF_FREE_CS (until the memory must be free), GF_DYING_CS
-# (the same while something is dying), GF_STILL_CS (an unchanged reading that nothing can change any
-# more), GF_ODD_CS (the same for a reading that isn't a number), GF_UNKILLABLE_CS and GF_FROZEN_CS
-# (so long after KILL a thread in D whose CPU time stood still so long won't die).
+# and in hundredths of a second GF_SETTLE_CS (from sample to sample), GF_FREE_CS (until the memory
+# must be free), GF_DYING_CS (the same while something is dying), GF_STILL_CS (an unchanged reading
+# that nothing can change any more), GF_ODD_CS (the same for a reading that isn't a number),
+# GF_UNKILLABLE_CS and GF_FROZEN_CS (so long after KILL a thread in D whose CPU time stood still so
+# long won't die).
 
 # gf_signal SIGNAL: to each process of the list that still is the one that was looked at. Builtins
 # only, so that next to nothing lies between the check and the signal.
@@ -107,6 +108,7 @@ gf_watch() {
   gf_frozen_since=$GF_NOW
   gf_next_ask=$((GF_NOW + 100))
   gf_gone=
+  gf_pause=0.02 # most end at once
   while :; do
     gf_now
     if gf_dying; then
@@ -128,7 +130,8 @@ gf_watch() {
       fi
       gf_beat "memory$GF_SHOWN"
     fi
-    sleep 0.05
+    sleep "$gf_pause"
+    gf_pause=0.05
   done
 }
 
@@ -151,7 +154,7 @@ gf_act() {
   if [ "$GF_STOP" = free ]; then
     gf_sample 1
     gf_mark beat "settle$GF_SHOWN"
-    sleep "$GF_SETTLE_S"
+    gf_settle
     gf_read_gpus
     gf_sample 2 fuser
   else

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# One look: changes nothing, takes no lock. In: GF_SETTLE_S: if the memory is free, the seconds to
-# the second sample; empty: one sample only.
+# One look: changes nothing, takes no lock. In: GF_SETTLE_CS: if the memory is free, the hundredths of
+# a second to the second sample; empty: one sample only.
 
 gf_look() {
   gf_workdir
@@ -8,10 +8,10 @@ gf_look() {
   gf_self
   gf_find_stuck
   gf_read_gpus
-  if [ -n "$GF_SETTLE_S" ] && gf_free; then
+  if [ -n "$GF_SETTLE_CS" ] && gf_free; then
     gf_sample 1
     gf_mark beat settle
-    sleep "$GF_SETTLE_S"
+    gf_settle
     gf_read_gpus
     gf_sample 2 fuser
   else

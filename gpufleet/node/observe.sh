@@ -190,6 +190,7 @@ gf_maps() {
 # somebody hangs who reads these.
 gf_sample() {
   gf_now
+  GF_SAMPLED=$GF_NOW
   gf_text "$1/uptime" "$GF_NOW"
   gf_threads "$1"
   [ -n "$GF_CAREFUL" ] || gf_quick "$1" "${2-}"
@@ -209,6 +210,16 @@ gf_quick() {
   GF_TOKEN=$GF_TOKEN GF_QUICK=$GF_QUICK GF_SAMPLE=$1 GF_FILE=$GF_FILE GF_FUSER=$2 \
     timeout -k 2 "$GF_QUICK_S" sh -c 'eval "$GF_QUICK"' 2>/dev/null
   case $? in 0) ;; *) GF_CAREFUL=yes ;; esac
+}
+
+# gf_settle: waits until GF_SETTLE_CS have passed since the last sample began, so that the second one
+# begins so long after the first; reading the first counts.
+gf_settle() {
+  gf_now
+  gf_left=$((GF_SAMPLED + GF_SETTLE_CS + 1 - GF_NOW)) # + 1: both times are cut to hundredths
+  [ "$gf_left" -gt 0 ] && [ "$GF_SETTLE_CS" -gt 0 ] || return 0
+  gf_part=0$((gf_left % 100))
+  sleep "$((gf_left / 100)).${gf_part#"${gf_part%??}"}"
 }
 
 # gf_self: who the script is on this node, so that the plan can spare it.
