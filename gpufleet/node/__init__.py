@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 from gpufleet.observation import HEALTH_FIELDS, Owner
@@ -41,8 +43,13 @@ def act_script(
     budget_s: float,
     dying_budget_s: float,
     owners: Iterable[Owner] = (),
+    name: str = "",
+    keep: bool = False,
 ) -> Script:
     """One act on `kill`, pairs of pid and start time in the order to signal; may be empty: only watch.
+
+    `name`: done once under this (`act_name`), whoever asks again. `keep`: what came of it is kept on the
+    node for those.
 
     `owners`: services, containers and pods whose state is asked for afterwards, because they may
     start it all again.
@@ -53,6 +60,8 @@ def act_script(
         "GF_SETTLE_CS": _hundredths(policy.settle_s),
         "GF_KILL": " ".join(f"{pid}:{start}" for pid, start in kill),
         "GF_LOCK": lock,
+        "GF_ACT": name,
+        "GF_KEEP": "yes" if keep else "",
         "GF_GRACE_CS": _hundredths(policy.grace_s),
         "GF_FREE_CS": _hundredths(budget_s),
         "GF_DYING_CS": _hundredths(dying_budget_s),
@@ -61,8 +70,16 @@ def act_script(
         "GF_UNKILLABLE_CS": _hundredths(limits.unkillable_s),
         "GF_FROZEN_CS": _hundredths(limits.frozen_s),
     }
-    files = ("frame.sh", "observe.sh", "lock.sh", "act.sh")
+    files = ("frame.sh", "observe.sh", "lock.sh", "once.sh", "act.sh")
     return Script("act", files, variables, _silence_s(policy))
+
+
+def act_name(run_id: str, which: str) -> str:
+    """Names an act of a run on a node: a file's name there, whatever a caller's run ids look like."""
+    if not run_id:
+        return ""
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}", run_id)
+    return f"{run_id if plain else hashlib.sha256(run_id.encode('utf-8', 'replace')).hexdigest()}.{which}"
 
 
 def hook_script(
@@ -95,16 +112,19 @@ def owners_script(policy: Policy, owners: Iterable[Owner], *, supervisor: bool) 
     return Script("owners", ("frame.sh", "owners.sh"), variables)
 
 
-def stop_script(policy: Policy, stops: Iterable[tuple[str, str]], *, lock: str, run: str) -> Script:
-    """`stops`: kind and target of each, in the order to stop; see stopped.sh."""
+def stop_script(
+    policy: Policy, stops: Iterable[tuple[str, str]], *, lock: str, run: str, name: str = ""
+) -> Script:
+    """`stops`: kind and target of each, in the order to stop; see stopped.sh. `name`: as for an act."""
     grace = f"-t {math.ceil(policy.grace_s)}" if policy.grace_s else ""  # else the container's own
     variables = {
         **_owners_common(policy, lock),
         "GF_STOP": "\n".join(" ".join(stop) for stop in stops),
         "GF_RUN": run,
+        "GF_ACT": name,
         "GF_CONTAINER_GRACE": grace,
     }
-    files = ("frame.sh", "lock.sh", "stopped.sh", "stop.sh")
+    files = ("frame.sh", "lock.sh", "once.sh", "stopped.sh", "stop.sh")
     return Script("stop", files, variables, 2 * policy.limits.owner_s + 10)
 
 

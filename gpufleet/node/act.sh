@@ -177,7 +177,7 @@ gf_locked() {
   cd /proc || gf_fail "no /proc"
   gf_lock || return 0
   gf_sweep
-  gf_act 9>&-
+  gf_once 9>&-
 }
 
 gf_mark start

@@ -65,6 +65,7 @@ EOT
 gf_stop() {
   gf_workdir
   gf_lock || return 0
+  [ -z "$GF_ACT" ] || gf_first || return 0
   gf_stop_all 9>&-
 }
 

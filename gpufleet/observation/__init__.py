@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpufleet.observation.act import ActLog, parse_act
+from gpufleet.observation.act import ActLog, Again, parse_act, parse_again
 from gpufleet.observation.gpus import (
     HEALTH_FIELDS,
     HUNG,
@@ -151,6 +151,8 @@ class Observation:
     """Services that are starting, or waiting for it, whoever ended them."""
     user_units: Mapping[str, Unit] = field(default_factory=dict)
     """Users' services that were hit, by `UID:NAME`."""
+    again: Again | None = None
+    """This act had begun before, by another process of the same run."""
 
     @property
     def last(self) -> Sample:
@@ -189,6 +191,7 @@ def parse_observation(answer: Answer) -> Observation:
         containers=read_containers(answer),
         pods=read_pods(answer),
         segments=parse_segments(answer.text("shm")),
+        again=parse_again(answer.text("again")),
     )
 
 

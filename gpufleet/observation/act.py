@@ -50,3 +50,19 @@ def parse_act(text: str) -> ActLog:
         elif match := re.fullmatch(r"stop ([a-z]+) ?(.*)", line):
             stop, thread = match[1], match[2]
     return ActLog(signals, frozenset(refused), dead_s, stop, thread, tuple(readings))
+
+
+@dataclass(frozen=True)
+class Again:
+    """An act that had begun `since_s` seconds before. `done`: its answer is what this one says."""
+
+    done: bool
+    since_s: float
+
+
+def parse_again(text: str) -> Again | None:
+    """`done CS` or `begun CS`; what isn't read that way means that nobody knows what came of it."""
+    if not text.strip():
+        return None
+    match = re.fullmatch(r"(done|begun) ([0-9]+)", text.strip())
+    return Again(match[1] == "done", int(match[2]) / 100) if match else Again(done=False, since_s=0)

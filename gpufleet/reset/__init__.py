@@ -14,13 +14,14 @@ import tenacity
 from gpufleet.errors import ConnectionLost, NodeError, Unreachable
 from gpufleet.judge import Evidence, Judgement, judge_dry_run, judge_reset
 from gpufleet.model import Moment, NodeReport, Verdict
-from gpufleet.node import act_script, look_script
+from gpufleet.node import act_name, act_script, look_script
 from gpufleet.observation import Observation, parse_observation, reading_words
 from gpufleet.plan import NO_PLAN, make_plan
 from gpufleet.policy import NodeSpec
 from gpufleet.reset.ending import close, ended_early, report_of
 from gpufleet.reset.hooks import ask_guard, run_after, run_before, told
 from gpufleet.reset.owners import plan_stops, start_owners, stop_owners
+from gpufleet.reset.repeats import note_again, patiently
 from gpufleet.reset.restoring import restore_node
 from gpufleet.reset.segments import clean_segments
 from gpufleet.reset.state import Crowd, Here, OnEvent, Resetting, State, crowd_of
@@ -212,7 +213,7 @@ def _worth_acting(state: State, judgement: Judgement) -> bool:
         return False
     if judgement.verdict is Verdict.CLEAN or after.last.memory.hung:
         return False
-    if state.refused or state.left_s <= 0 or state.run.interrupted():
+    if state.refused or state.repeated or state.left_s <= 0 or state.run.interrupted():
         return False
     if _strangers(state):
         return False
@@ -233,8 +234,11 @@ def _act(state: State) -> Judgement:
         state.idle_rounds += 1
         state.on_event("free", "waiting for memory")
     state.decided.update({decision.process.identity: decision for decision in plan.kill})
+    name = act_name(state.run.run_id, str(state.attempts)) if plan.kill else ""
     script = act_script(
         policy,
+        name=name,
+        keep=state.run.repeatable,
         kill=[decision.process.identity for decision in plan.kill],
         lock=state.lock,
         budget_s=state.left_s,
@@ -243,11 +247,12 @@ def _act(state: State) -> Judgement:
     )
     limit_s = state.dying_left_s + policy.grace_s + policy.settle_s + policy.limits.smi_s
     try:
-        observation = observe(state, script, timeout_s=limit_s)
+        observation = patiently(state, lambda: observe(state, script, timeout_s=limit_s))
     except ConnectionLost as lost:
         observation = _look_again(state, lost)
     if (observation.locked or "").startswith(f"run {state.run.run_id} "):
         raise ConnectionLost("the script of a connection that was lost still holds the node's lock")
+    note_again(state, observation)
     _learn(state, observation)
     judgement = _judge(state, observation)
     if not state.refused and (who := _strangers(state)):

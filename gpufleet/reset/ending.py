@@ -31,7 +31,8 @@ def close(state: State, report: NodeReport) -> NodeReport:
 
 
 def report_of(state: State, judgement: Judgement) -> NodeReport:
-    return with_owners(state, _report_of(state, judgement))
+    report = with_owners(state, _report_of(state, judgement))
+    return replace(report, warnings=(*report.warnings, *state.notes))
 
 
 def _report_of(state: State, judgement: Judgement) -> NodeReport:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpufleet.errors import ConnectionLost, NodeError, ScriptTimeout, Unreachable
 from gpufleet.judge import Judgement
 from gpufleet.model import NodeReport, Stopped, Verdict
-from gpufleet.node import owners_script, start_script, stop_script
+from gpufleet.node import act_name, owners_script, start_script, stop_script
 from gpufleet.observation import Observation
 from gpufleet.observation.managed import (
     Managed,
@@ -91,8 +91,17 @@ def stop_owners(state: State) -> Judgement | None:
         [(stop.kind, stop.target) for stop in due],
         lock=state.lock,
         run=state.run.run_id,
+        name=act_name(state.run.run_id, "stop") if state.run.repeatable else "",
     )
     answer = _timed(state, script)
+    if "again" in answer.sections:
+        state.stopped = {}
+        state.stops = []
+        return Judgement(
+            Verdict.UNKNOWN,
+            "another worker of this run stopped owners here, and was lost: nothing more was done",
+            f"gpufleet restore --hosts {state.spec.name}",
+        )
     if "failed" in answer.sections or "locked" in answer.sections:
         state.stopped = {}
         state.stops = []

@@ -97,6 +97,10 @@ class State:
     stopped: dict[str, str] = field(default_factory=dict)
     """By the stop's owner: "yes", or why not; nothing in a dry run."""
     restored: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """Warnings on how this reset went."""
+    repeated: bool = False
+    """Another process of the run began what was to be done here, and nobody knows what came of it."""
     hooks_s: float = 0.0
     """Seconds that hooks took: theirs, not the node's budget."""
 
