@@ -10,6 +10,7 @@ import typer
 from gpufleet.cli.failed import nothing_to_do
 from gpufleet.cli.logfile import logged, logging_to
 from gpufleet.cli.options import (
+    EngineName,
     Exclude,
     Hosts,
     Inventory,
@@ -21,9 +22,11 @@ from gpufleet.cli.options import (
     Parallel,
     Processes,
     Quiet,
+    Scheduler,
     Shard,
     Timeout,
     Verbose,
+    engine_of,
 )
 from gpufleet.cli.selecting import selected
 from gpufleet.cli.showing import View, show, watching
@@ -59,6 +62,8 @@ def status(
     timeout: Timeout = None,
     parallel: Parallel = 64,
     processes: Processes = None,
+    engine: EngineName = "local",
+    scheduler: Scheduler = None,
     log_file: LogFile = None,
     json: Json = False,
     jsonl: JsonLines = False,
@@ -93,17 +98,15 @@ def status(
         from gpufleet.cli.watch import watch_pause  # noqa: PLC0415  # as above
 
         every_s = watch_pause(watch, view)
-    from gpufleet.run import Engine  # noqa: PLC0415  # as above
-
-    engine = Engine(processes)
-    first = _look("status", specs, hosts, parallel, engine, log_file, view)
+    where = engine_of(engine, scheduler, processes, len(specs))
+    first = _look("status", specs, hosts, parallel, where, log_file, view)
     if every_s is None or first.interrupted_by is not None:
         return show(first, first.exit_code(), view)
     from gpufleet.cli.watch import watch_status  # noqa: PLC0415  # as above
     from gpufleet.run import status as look  # noqa: PLC0415
 
     def again() -> RunReport:
-        return look(specs, selection=hosts, parallel=parallel, engine=engine)
+        return look(specs, selection=hosts, parallel=parallel, engine=where)
 
     return watch_status(first, again, every_s, view)
 
@@ -117,6 +120,8 @@ def check(
     timeout: Timeout = None,
     parallel: Parallel = 64,
     processes: Processes = None,
+    engine: EngineName = "local",
+    scheduler: Scheduler = None,
     log_file: LogFile = None,
     json: Json = False,
     jsonl: JsonLines = False,
@@ -130,10 +135,8 @@ def check(
     _, specs = selected(inventory, hosts, exclude, limit, settings, shard=shard, quiet=quiet)
     if not specs:
         return nothing_to_do("check", hosts, view)
-    from gpufleet.run import Engine  # noqa: PLC0415  # as above
-
-    engine = Engine(processes)
-    report = _look("check", specs, hosts, parallel, engine, log_file, view)
+    where = engine_of(engine, scheduler, processes, len(specs))
+    report = _look("check", specs, hosts, parallel, where, log_file, view)
     return show(report, report.exit_code(), view)
 
 

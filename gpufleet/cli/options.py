@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpufleet.cli.completion import complete_hosts
+from gpufleet.errors import UsageError
+from gpufleet.masking import printable
+
+if TYPE_CHECKING:
+    from gpufleet.run import Engine
 
 Inventory = Annotated[
     Path | None,
@@ -93,6 +98,18 @@ Processes = Annotated[
         help="Worker processes that share the nodes [default: 1; from 500 nodes on one per core]",
     ),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="local|dask",
+        help="Where nodes are worked on: here, or by the workers of a Dask cluster",
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="tls://HOST:PORT", help="The scheduler of --engine dask"),
+]
 Timeout = Annotated[
     str | None,
     typer.Option(
@@ -125,3 +142,23 @@ KeepHistory = Annotated[
         help="Delete records of older runs, like 90d; 0: keep all",
     ),
 ]
+
+
+def engine_of(engine: str, scheduler: str | None, processes: int | None, nodes: int) -> Engine:
+    """What these options mean together. Raises `UsageError` before anything is looked at."""
+    from gpufleet.run import Engine  # noqa: PLC0415  # only real work pays for these imports
+
+    if engine not in {"local", "dask"}:
+        raise UsageError(f'--engine: read "{printable(engine)}": local or dask')
+    if (engine == "dask") != (scheduler is not None):
+        raise UsageError("--engine dask and --scheduler tls://HOST:PORT: give both")
+    if scheduler is not None:
+        if processes is not None:
+            raise UsageError("--processes is for --engine local: a Dask cluster has its own")
+        from gpufleet.run.cluster import check_address  # noqa: PLC0415  # as above
+
+        check_address(scheduler)
+        return Engine(scheduler=scheduler)
+    found = Engine(processes)
+    found.count(nodes)
+    return found

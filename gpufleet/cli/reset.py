@@ -11,6 +11,7 @@ import typer
 from gpufleet.cli.asking import confirm
 from gpufleet.cli.failed import nothing_to_do
 from gpufleet.cli.options import (
+    EngineName,
     Exclude,
     Hosts,
     Inventory,
@@ -24,9 +25,11 @@ from gpufleet.cli.options import (
     Parallel,
     Processes,
     Quiet,
+    Scheduler,
     Shard,
     Timeout,
     Verbose,
+    engine_of,
 )
 from gpufleet.cli.recording import DAYS, Traces, recording
 from gpufleet.cli.selecting import selected
@@ -115,6 +118,8 @@ def reset(
     timeout: Timeout = None,
     parallel: Parallel = 64,
     processes: Processes = None,
+    engine: EngineName = "local",
+    scheduler: Scheduler = None,
     batch: Annotated[
         str | None,
         typer.Option(
@@ -179,8 +184,7 @@ def reset(
     from gpufleet.run.rolling import parse_rolling  # noqa: PLC0415
 
     parse_rolling(batch, max_failures, canary)  # before anybody is asked
-    engine = run.Engine(processes)
-    engine.count(len(specs))  # refused now, too
+    where = engine_of(engine, scheduler, processes, len(specs))
     given = {
         **settings,
         "exclude": exclude,
@@ -188,13 +192,14 @@ def reset(
         "shard": shard,
         "parallel": parallel,
         "processes": processes,
+        "scheduler": scheduler,
         "batch": batch,
         "max_failures": max_failures,
         "canary": canary or None,
     }
     with contextlib.ExitStack() as screen:
         told = screen.enter_context(watching(view, specs, "reset", hosts, dry_run=dry_run))
-        shown = None if dry_run else confirm(fleet, specs, hosts, yes, parallel, engine, told)
+        shown = None if dry_run else confirm(fleet, specs, hosts, yes, parallel, where, told)
         if shown is not None:  # its notes were told at the first look
             told = replace(told, on_note=lambda note: None)
         with recording(
@@ -211,7 +216,7 @@ def reset(
                 max_failures=max_failures,
                 canary=canary,
                 shown=shown,
-                engine=engine,
+                engine=where,
             )
             screen.close()  # the result takes the live view's place
             exit_code = report.exit_code(allow_skipped=allow_skipped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpufleet.cli.failed import nothing_to_do
 from gpufleet.cli.logfile import logged, logging_to
 from gpufleet.cli.options import (
+    EngineName,
     Exclude,
     Hosts,
     Inventory,
@@ -16,8 +17,10 @@ from gpufleet.cli.options import (
     Parallel,
     Processes,
     Quiet,
+    Scheduler,
     Shard,
     Verbose,
+    engine_of,
 )
 from gpufleet.cli.selecting import selected
 from gpufleet.cli.showing import View, show, watching
@@ -31,6 +34,8 @@ def restore(
     shard: Shard = None,
     parallel: Parallel = 64,
     processes: Processes = None,
+    engine: EngineName = "local",
+    scheduler: Scheduler = None,
     log_file: LogFile = None,
     json: Json = False,
     jsonl: JsonLines = False,
@@ -49,6 +54,7 @@ def restore(
         return nothing_to_do("restore", hosts, view)
     from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
 
+    where = engine_of(engine, scheduler, processes, len(specs))
     run_id = run.new_run_id()
     with logging_to(log_file, run_id, verbose), watching(view, specs, "restore", hosts) as told:
         report = run.restore(
@@ -57,6 +63,6 @@ def restore(
             parallel=parallel,
             progress=logged(told),
             run_id=run_id,
-            engine=run.Engine(processes),
+            engine=where,
         )
     return show(report, report.exit_code(), view)

@@ -69,7 +69,14 @@ def opened(
 ) -> Iterator[Site]:
     """The engine for the time of a run. Raises `UsageError` for one that can't be had."""
     count = engine.count(len(specs))
-    if executor is not None and not isinstance(executor, ThreadPoolExecutor):
+    if engine.scheduler and executor is None:
+        from gpufleet.run.cluster import cluster  # noqa: PLC0415  # most runs need none
+
+        with cluster(engine.scheduler, task, interrupt, progress) as there:
+            for note in _unsafe(specs):
+                progress.on_note(note)
+            yield Site(there.submit, there.places)
+    elif executor is not None and not isinstance(executor, ThreadPoolExecutor):
         yield _foreign(executor, task, interrupt)
     elif count > 1 and executor is None:
         with _processes(count, task, specs, parallel, interrupt, progress) as site:
@@ -106,6 +113,14 @@ def _network(specs: Sequence[NodeSpec], progress: Progress) -> Network:
     for note in network.prepare(specs, progress.ask_secret):
         progress.on_note(note)
     return network
+
+
+def _unsafe(specs: Sequence[NodeSpec]) -> Iterator[str]:
+    """What fleet.yaml says; the files of other machines are theirs."""
+    names = [spec.name for spec in specs if spec.access.host_keys == "off"]
+    if names:
+        more = f" (and {len(names) - 1} more nodes)" if len(names) > 1 else ""
+        yield f"{names[0]}: host_keys is off: whoever answers there gets a root login{more}"
 
 
 def _foreign(executor: Executor, task: Task, interrupt: Interrupt) -> Site:

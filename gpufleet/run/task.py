@@ -7,8 +7,9 @@ is neither a secret nor a connection.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -110,22 +111,19 @@ class Desk:
 def perform(task: Task, spec: NodeSpec, way: Way | None = None) -> NodeReport:
     """`task` on one node, at this process's desk: what any executor can be handed. `way`: the
     machines on the way to it, where a process with the same files has read them."""
-    desk = desk_of(task)
-    if way is not None:
-        desk.learn(spec.name, way)
-    try:
+    with desk_of(task) as desk:
+        if way is not None:
+            desk.learn(spec.name, way)
         return desk.work(task, spec)
-    finally:
-        with _lock:
-            desk.busy -= 1
 
 
 _lock = threading.Lock()
 _desks: dict[str, Desk] = {}
 
 
-def desk_of(task: Task, tell: Tell = lambda host, phase, detail: None) -> Desk:
-    """The desk of a run in this process, made when first asked for; `busy` until `perform` has ended.
+@contextlib.contextmanager
+def desk_of(task: Task, tell: Tell = lambda host, phase, detail: None) -> Iterator[Desk]:
+    """The desk of a run in this process, made when first asked for; busy meanwhile.
 
     Those of other runs that have nothing to do go then: a worker outlives runs that were killed.
     """
@@ -141,7 +139,11 @@ def desk_of(task: Task, tell: Tell = lambda host, phase, detail: None) -> Desk:
         desk.busy += 1
     for other in idle:
         other.close()
-    return desk
+    try:
+        yield desk
+    finally:
+        with _lock:
+            desk.busy -= 1
 
 
 def keep_desk(run_id: str, desk: Desk) -> None:

@@ -1,0 +1,219 @@
+"""Dask as engine: workers that die and come, and clusters that can't be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Command
+from tests.daskcluster import DaskCluster
+from tests.simfleet import IDLE, SGLANG, Proc, RunningProcess, SimFleet, SimNode
+
+NEW = Proc("new", ("python3", "new.py"), memory={1: 500})
+SERVER = tuple(proc for proc in SGLANG if proc not in IDLE)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DaskCluster]:
+    with DaskCluster(workers=2, threads=3) as running:
+        yield running
+
+
+def dask(address: str) -> tuple[str, ...]:
+    return "--engine", "dask", "--scheduler", address
+
+
+def said(node: SimNode) -> bool:
+    """Has an act on it given its whole answer?"""
+    return any(node.path("/run/gpufleet/acts").glob("*.said"))
+
+
+def test_workers_die_and_come_and_no_node_is_acted_on_twice(
+    cluster: DaskCluster, tmp_path: Path
+) -> None:
+    """The oracle is on the nodes: what their owners start once the act is done must live on.
+
+    A worker is killed while some of its nodes are past their act and not yet reported (`after` takes
+    its time), so that Dask has another worker do them again; and one is added.
+    """
+    names = [f"c{number}" for number in range(6)]
+    with SimFleet(names=names, folder=tmp_path / "fleet") as fleet:
+        old = {node.name: node.start(SERVER) for node in fleet}
+        inventory = tmp_path / "fleet.yaml"
+        text = fleet.fleet_yaml.read_text()
+        inventory.write_text(text.replace("defaults:\n", "defaults:\n  after: sleep 3\n", 1))
+        inventory.chmod(0o600)
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gpufleet", "reset", "-H", "all", "--yes", "--json"),
+                *("-i", str(inventory), *dask(cluster.address)),
+            ],
+            env={**os.environ, **cluster.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        new: dict[str, RunningProcess] = {}
+        killed = 0
+        while process.poll() is None and time.monotonic() - began < 100:
+            for node in fleet:
+                if node.name not in new and said(node):
+                    [new[node.name]] = node.start((NEW,))
+            if not killed and len(new) >= 3:
+                killed = cluster.workers()[0]
+                os.kill(killed, signal.SIGKILL)
+                cluster.add()
+            time.sleep(0.02)
+        out, _ = process.communicate(timeout=10)
+
+        report = json.loads(out)
+        told = {node["host"]: node for node in report["nodes"]}
+        assert killed
+        assert list(told) == names  # one verdict each, in order
+        assert {node["verdict"] for node in told.values()} == {"CLEAN"}, told
+        assert process.returncode == 0
+        again = [n for n in told.values() if "another worker of this run" in str(n["warnings"])]
+        assert again  # it did happen
+        for node in fleet:
+            assert not any(node.alive(proc) for proc in old[node.name]), node.name
+            assert node.alive(new[node.name]), node.name
+            acts = sorted(path.name for path in node.path("/run/gpufleet/acts").iterdir())
+            assert acts == [f"{report['run_id']}.1", f"{report['run_id']}.1.said"]
+
+
+def test_a_worker_uses_its_own_keys_and_says_who_could_not_reach_a_node(
+    cluster: DaskCluster, gpufleet: Command, fleet: SimFleet, tmp_path: Path
+) -> None:
+    locked = tmp_path / "locked"
+    locked.write_bytes(fleet.identity_file.read_bytes())
+    locked.chmod(0o600)
+    change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "open sesame", "-f", str(locked)]
+    subprocess.run(change, check=True)
+    inventory = tmp_path / "locked.yaml"
+    inventory.write_text(
+        fleet.fleet_yaml.read_text().replace(str(fleet.identity_file), str(locked))
+    )
+    inventory.chmod(0o600)
+
+    ran = gpufleet(
+        *("status", "-H", "gpu01", "-i", str(inventory), "--json", *dask(cluster.address)),
+        env={**os.environ, **cluster.environment},
+    )
+
+    told = ran.nodes()["gpu01"]
+    assert (ran.code, told["verdict"]) == (3, "UNREACHABLE")
+    assert "needs a passphrase and no agent holds it" in told["reason"]
+    assert "(seen from worker " in told["reason"]
+
+
+PATCHED = """
+import sys
+import gpufleet.run.cluster as c
+{patch}
+sys.argv[0] = "gpufleet"
+from gpufleet.__main__ import main
+main()
+"""
+
+
+def patched(
+    patch: str, fleet: SimFleet, address: str, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(sys.executable, "-c", PATCHED.format(patch=patch), "reset", "-H", "inference-pool"),
+            *("--json", "-i", str(fleet.fleet_yaml), *dask(address)),
+        ],
+        env={**os.environ, **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+
+
+def test_a_cluster_that_loses_all_workers_ends_the_run(fleet: SimFleet) -> None:
+    with DaskCluster(workers=1, threads=2) as dying:
+        patch = "c.NO_WORKER_S = 1.0\nc._threads_of = lambda client: 0"
+
+        done = patched(patch, fleet, dying.address, dying.environment)
+
+    nodes = json.loads(done.stdout)["nodes"]
+    assert len(nodes) == 4
+    assert {node["verdict"] for node in nodes} <= {"UNKNOWN", "CLEAN"}
+    lost = [node for node in nodes if node["verdict"] == "UNKNOWN"]
+    assert done.returncode == (3 if lost else 0)
+    for node in lost:
+        assert node["reason"] == "the Dask cluster has had no worker for 1 s: state not verified"
+
+
+@pytest.mark.parametrize(
+    ("patch", "words"),
+    [
+        ("c.__version__ = '9.9'", "gpufleet 0.1.0 there, 9.9 here: pip install gpufleet==9.9"),
+        (
+            "import only_here\nc._version = only_here.version",
+            "gpufleet can't be loaded there (",
+        ),
+        ("sys.modules['distributed'] = None", "Dask isn't installed: pip install 'gpufleet[dask]'"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_one_line(
+    patch: str, words: str, cluster: DaskCluster, fleet: SimFleet, tmp_path: Path
+) -> None:
+    procs = fleet["gpu01"].start(SGLANG)
+    (tmp_path / "only_here.py").write_text("def version(): ...\n")
+    environment = {**cluster.environment, "PYTHONPATH": str(tmp_path)}
+
+    done = patched(patch, fleet, cluster.address, environment)
+
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert all(fleet["gpu01"].alive(proc) for proc in procs)
+
+
+def test_a_scheduler_without_workers_certificate_or_life(fleet: SimFleet) -> None:
+    with DaskCluster(workers=0) as empty:
+        none = patched("", fleet, empty.address, empty.environment)
+        bare = patched("", fleet, empty.address, {})
+        gone = patched("c._CONNECT_S = '1s'", fleet, "tls://127.0.0.1:1", empty.environment)
+
+    assert "it has no workers" in none.stderr
+    assert "DASK_DISTRIBUTED__COMM__TLS__CA_FILE" in bare.stderr
+    assert "the scheduler can't be reached" in gone.stderr
+    for done in (none, bare, gone):
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--scheduler", "tcp://h:8786"), "--engine dask and --scheduler"),
+        (("--engine", "dask"), "--engine dask and --scheduler"),
+        (("--engine", "ray"), 'read "ray": local or dask'),
+        (dask("tcp://dask1:8786"), "only TLS is used"),
+        (dask("dask1:8786"), "an address like tls://dask1:8786"),
+        (dask("tls://dask1"), "an address like tls://dask1:8786"),
+        ((*dask("tls://dask1:8786"), "--processes", "2"), "--processes is for --engine local"),
+    ],
+)
+@pytest.mark.parametrize("command", ["reset", "status", "check", "restore"])
+def test_options_that_do_not_go_together(
+    command: str, options: tuple[str, ...], words: str, gpufleet: Command
+) -> None:
+    ran = gpufleet(command, "-H", "inference-pool", *options)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
