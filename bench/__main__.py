@@ -1,4 +1,4 @@
-"""python -m bench [reset] [fanout] [growth] [startup] [--runs N] [--quick]"""
+"""python -m bench [reset] [fanout] [growth] [startup] [scale] [--runs N] [--quick]"""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bench import fanout, peers, reset, startup
+from bench import fanout, peers, reset, scale, startup
 from bench.table import table
 
-PARTS = ("startup", "reset", "fanout", "growth")
+PARTS = ("startup", "reset", "fanout", "growth", "scale")
 
 
 def say(text: str) -> None:
@@ -25,6 +25,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="of each measurement (5)")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 50, 200, 1000])
+    parser.add_argument("--crowd", type=int, nargs="+", default=[100, 500, 2000])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="does it run? once, with few hosts")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     late_s: Sequence[float] = reset.LATE_S
     if options.quick:
         runs, nodes, hosts, sizes = 1, [1], [2], [2, 4, 8]
+        options.crowd, options.processes = [2], [2]
     versions = peers.versions()
     installed = [name for name, version in versions.items() if version]
     load = os.getloadavg()[0]
@@ -55,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             startup.measure(runs, installed, say)
         elif part == "reset":
             reset.measure(nodes, runs, through, say, late_s)
+        elif part == "scale":
+            scale.measure(options.crowd, min(runs, 3), say, options.processes)
         elif part == "fanout":
             fanout.measure(hosts, runs, installed, say)
         else:

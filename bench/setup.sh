@@ -11,7 +11,7 @@ for package in pdsh pssh; do
       >/dev/null || echo "bench: $package cannot be installed" >&2
 done
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || exit 1
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e . || exit 1
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dask]' || exit 1
 for package in ansible-core parallel-ssh asyncssh; do
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$package" ||
     echo "bench: $package cannot be installed" >&2

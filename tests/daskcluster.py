@@ -6,6 +6,7 @@ tests'. `python -m tests.daskcluster FOLDER WORKERS THREADS` runs until the end 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -50,6 +51,10 @@ class DaskCluster:
     def add(self) -> None:
         self._ask("add")
 
+    def kill(self) -> None:
+        """All of it, at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+
     def __enter__(self) -> DaskCluster:  # noqa: PYI034  # Self is newer than Python 3.10
         return self
 
@@ -60,7 +65,8 @@ class DaskCluster:
         at: TracebackType | None,
     ) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

@@ -34,6 +34,8 @@ _CONNECT_S = "10s"
 NO_WORKER_S = 60.0
 """So long a run waits for a worker when there is none any more: they are restarted by others."""
 
+_CLOSE_S = 2.0
+
 _LOOK_S = 1.0
 """So often it asks who is there."""
 
@@ -60,8 +62,9 @@ class Cluster:
         self._failed = ""
         self._seen = time.monotonic()
         self._places = 1
-        self._looked = 0.0
+        self._ended = threading.Event()
         client.subscribe_topic(topic(task.run_id), lambda event: tell.on_event(*event[1]))
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def submit(self, spec: NodeSpec) -> Future[NodeReport]:
         """What is heard of a node before its report may come late, so each one handed over counts as
@@ -79,15 +82,16 @@ class Cluster:
 
     def places(self) -> int:
         """Threads of all workers there are now; at least one, so that a run ends by its deadlines."""
-        now = time.monotonic()
-        if now - self._looked > _LOOK_S:
-            self._looked = now
+        if time.monotonic() - self._seen > NO_WORKER_S and not self._failed:
+            self._give_up(f"the Dask cluster has had no worker for {NO_WORKER_S:.0f} s")
+        return max(1, self._places)
+
+    def _watch(self) -> None:
+        """In a thread of its own: where the scheduler is gone, asking it takes its time."""
+        while not self._ended.wait(_LOOK_S):
             self._places = _threads_of(self._client)
             if self._places:
-                self._seen = now
-            elif now - self._seen > NO_WORKER_S:
-                self._give_up(f"the Dask cluster has had no worker for {NO_WORKER_S:.0f} s")
-        return max(1, self._places)
+                self._seen = time.monotonic()
 
     def stop(self, number: int) -> None:
         self._everywhere(_stop, self._task.run_id, number)
@@ -96,14 +100,21 @@ class Cluster:
         self._everywhere(_hurry, self._task.run_id)
 
     def close(self) -> None:
+        self._ended.set()
         with contextlib.suppress(Exception):
             self._client.unsubscribe_topic(topic(self._task.run_id))
-        self._everywhere(close_desk, self._task.run_id)
+        self._everywhere(close_desk, self._task.run_id).join(_CLOSE_S)
 
-    def _everywhere(self, function: Callable[..., None], *arguments: object) -> None:
-        """Beside the tasks, which may fill all threads of a worker."""
-        with contextlib.suppress(Exception):  # a worker that is gone needs no word
-            self._client.run(function, *arguments, on_error="ignore", wait=False)
+    def _everywhere(self, function: Callable[..., None], *arguments: object) -> threading.Thread:
+        """Beside the tasks, which may fill all threads of a worker; not waited for."""
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # a worker that is gone needs no word
+                self._client.run(function, *arguments, on_error="ignore", wait=False)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        return thread
 
     def _give_up(self, why: str) -> None:
         with self._lock:
@@ -156,7 +167,7 @@ def cluster(
 
 def _close(client: Client) -> None:
     with contextlib.suppress(Exception):
-        client.close(timeout=2)
+        client.close(timeout=_CLOSE_S)
 
 
 def _reason(error: Exception) -> str:
