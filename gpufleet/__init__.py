@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpufleet.inventory import Fleet, load_fleet
     from gpufleet.model import Gpu, NodeReport, ProcessLine, RunReport, Verdict
     from gpufleet.policy import Access, NodeSpec, Policy
-    from gpufleet.run import Progress, check, reset, restore, status
+    from gpufleet.run import Engine, Progress, check, reset, restore, status
 
 __version__ = "0.1.0"
 
@@ -30,12 +30,13 @@ _HOMES = {
     "gpufleet.inventory": ("Fleet", "load_fleet"),
     "gpufleet.model": ("Gpu", "NodeReport", "ProcessLine", "RunReport", "Verdict"),
     "gpufleet.policy": ("Access", "NodeSpec", "Policy"),
-    "gpufleet.run": ("Progress", "check", "reset", "restore", "status"),
+    "gpufleet.run": ("Engine", "Progress", "check", "reset", "restore", "status"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Access",
+    "Engine",
     "Fleet",
     "Gpu",
     "GpufleetError",
