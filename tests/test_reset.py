@@ -407,11 +407,13 @@ def test_a_working_folder_that_others_may_enter_is_refused(
 
 def test_nothing_of_a_run_stays_on_the_node(node: SimNode, reset_sim: Reset) -> None:
     node.start(SGLANG)
+    node.exec("rm -rf /run/gpufleet/acts")
     before = {p.pid for p in node.processes()}
 
     reset_sim()
 
-    assert node.exec("ls /run/gpufleet").stdout.split() == ["lock"]
+    assert node.exec("ls /run/gpufleet").stdout.split() == ["acts", "lock"]
+    assert len(node.exec("ls /run/gpufleet/acts").stdout.split()) == 1  # its name, done once
     time.sleep(0.2)  # sshd's own child takes a moment to end after the connection
     assert {p.pid for p in node.processes()} <= before
 
