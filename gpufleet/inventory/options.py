@@ -26,6 +26,10 @@ def parse_duration(text: str, option: str = "") -> float:
         raise UsageError(f"{where}read {show(text)}: {error}") from error
 
 
+_CALLED = {"workload": "match-workload"}
+"""Options that aren't called as their key is."""
+
+
 def parse_settings(options: Mapping[str, str | list[str] | None]) -> dict[str, Any]:
     """Options named like keys of fleet.yaml → fields of Policy and Access for `Fleet.select`.
 
@@ -39,6 +43,7 @@ def parse_settings(options: Mapping[str, str | list[str] | None]) -> dict[str, A
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         cure = problem.get("ctx", {}).get("error", problem["msg"])
-        option = str(problem["loc"][0]).replace("_", "-")
+        key = str(problem["loc"][0])
+        option = _CALLED.get(key, key).replace("_", "-")
         raise UsageError(f"--{option}: read {show(problem['input'])}: {cure}") from error
     return {FIELDS.get(key, key): getattr(read, key) for key in given}

@@ -16,12 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from gpufleet.inventory.backtracking import explodes
+from gpufleet.plan.patterns import SlowPattern, finder
+
 MAX_DURATION_S = 24 * 3600.0
 
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _TOLERANCE = re.compile(r"([0-9]{1,9})(?: ?MiB)?", re.IGNORECASE)
 TRUE, FALSE = frozenset({"yes", "true", "on"}), frozenset({"no", "false", "off"})
+
+MAX_PATTERN = 1_000
+"""Letters: each is tried on every process of every node."""
 
 ORDINARY = (
     "/usr/sbin/sshd -D",
@@ -124,16 +130,29 @@ def pattern(value: object) -> str:
 
 @functools.cache
 def _check_pattern(read: str) -> None:
+    if len(read) > MAX_PATTERN:
+        raise ValueError(f"{len(read):,} letters, and {MAX_PATTERN:,} is the most: use a list")
     try:
         with warnings.catch_warnings():
             # FutureWarning: [[:alpha:]] and the like mean something else here than in grep.
             warnings.simplefilter("error")
-            compiled = re.compile(read)
-    except (re.error, Warning, OverflowError, RecursionError) as error:
+            found = finder(read)
+            endless = explodes(read)
+    except (Warning, ValueError, RecursionError) as error:
         raise ValueError(f"no regular expression of Python's: {error}") from error
-    if compiled.search(""):
+    if endless:
+        raise ValueError(
+            "this can take hours on one command line: a repeat within a repeat, or of ways that "
+            "take the same text, like (a+)+: one repeat is enough"
+        )
+    try:
+        finds_nothing = found("")
+        finds_all = all(found(line) for line in ORDINARY)
+    except SlowPattern as error:
+        raise ValueError(f"this takes {error}: simplify it") from error
+    if finds_nothing:
         raise ValueError("this finds the empty text, so every process: name the workload")
-    if all(compiled.search(line) for line in ORDINARY):
+    if finds_all:
         raise ValueError(f'this finds "{ORDINARY[0]}" and every other process: name the workload')
 
 

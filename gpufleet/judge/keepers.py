@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gpufleet.judge.daemons import VITAL_UNITS
@@ -12,6 +11,7 @@ from gpufleet.judge.processes import stop_unit
 from gpufleet.model import Verdict
 from gpufleet.observation.keepers import Unit
 from gpufleet.observation.owner import Owner
+from gpufleet.plan.patterns import SlowPattern, finder
 from gpufleet.policy import Policy
 
 _RESTARTING = {"always", "unless-stopped", "on-failure"}
@@ -78,8 +78,12 @@ def _comes_back(unit: Unit, evidence: Evidence) -> bool:
 
 
 def _is_workload(unit: Unit, policy: Policy) -> bool:
-    patterns = (*policy.workload, *policy.interpreters)
-    return any(re.search(pattern, unit.exec_start) for pattern in patterns)
+    """A pattern that takes too long counts as found: the unit may well bring it back."""
+    try:
+        patterns = (*policy.workload, *policy.interpreters)
+        return any(finder(pattern)(unit.exec_start) for pattern in patterns)
+    except SlowPattern:
+        return True
 
 
 def _container_findings(evidence: Evidence, owner: Owner, ssh: str) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gpufleet.masking import masked_command, printable
 from gpufleet.model import ProcessLine
 from gpufleet.observation import Observation, Owner, Process, ancestors
+from gpufleet.plan.patterns import SlowPattern, finder
 from gpufleet.plan.program import program_name
 from gpufleet.plan.rules import Hit, Setting, own_pids, package_work, spared_by
 from gpufleet.policy import Policy
@@ -80,7 +81,11 @@ def make_plan(
     there again is the same workload, and holds no GPU only because it is still loading. Likewise
     `killed_commands`, which may come back in a new container."""
     sample = observation.last
-    hits = dict(_hits(sample.processes, policy))
+    try:
+        hits = dict(_hits(sample.processes, policy))
+    except SlowPattern as slow:
+        reason = f"the pattern {slow.pattern} took {slow}: simplify it"
+        return Plan((), (), (), (*sample.blind, printable(reason)))
     setting = Setting(
         observation,
         policy,
@@ -130,18 +135,18 @@ def _tainted(
 
 def _hits(processes: Mapping[int, Process], policy: Policy) -> Iterator[tuple[int, Hit]]:
     """Candidates by pid: named workload first, then interpreters, then whoever holds a device."""
-    workload = [re.compile(pattern) for pattern in policy.workload]
-    interpreters = [re.compile(pattern) for pattern in policy.interpreters]
+    workload = [(pattern, finder(pattern)) for pattern in policy.workload]
+    interpreters = [(pattern, finder(pattern)) for pattern in policy.interpreters]
     for pid, process in sorted(processes.items()):
         if process.dead:
             continue
         command = process.command if process.args else ""
-        if match := next((p for p in workload if command and p.search(command)), None):
-            yield pid, Hit("workload", f"matches {match.pattern}")
-        elif match := next((p for p in interpreters if command and p.search(command)), None):
-            yield pid, Hit("interpreter", f"matches {match.pattern}")
-        elif match := next((p for p in interpreters if p.search(process.exe)), None):
-            yield pid, Hit("interpreter", f"executable {process.exe} matches {match.pattern}")
+        if match := next((p for p, found in workload if command and found(command)), None):
+            yield pid, Hit("workload", f"matches {match}")
+        elif match := next((p for p, found in interpreters if command and found(command)), None):
+            yield pid, Hit("interpreter", f"matches {match}")
+        elif match := next((p for p, found in interpreters if found(process.exe)), None):
+            yield pid, Hit("interpreter", f"executable {process.exe} matches {match}")
         elif process.holds_gpu:
             yield pid, Hit("holder", f"holds {_devices(process)}")
 
