@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpufleet.dialing import Dialing, dial
 from gpufleet.errors import NodeError, Unreachable
 from gpufleet.judge import Judgement, judge_status
-from gpufleet.model import NodeReport, Verdict
+from gpufleet.model import Moment, NodeReport, Verdict
 from gpufleet.node import look_script, owners_script
 from gpufleet.observation import HOST_PID_NAMESPACE, Observation, parse_observation
 from gpufleet.observation.managed import Managed, parse_managed
@@ -78,15 +78,20 @@ def _look(
 ) -> NodeReport:
     started = time.monotonic()
     transport: Transport | None = None
+    moments: list[Moment] = []
+
+    def began(phase: str, detail: str) -> None:
+        moments.append(Moment(round(time.monotonic() - started, 3), phase, detail))
+        on_event(phase, detail)
 
     def on_retry(number: int, why: str, pause_s: float) -> None:
-        on_event("retry", f"try {number}: {why}; next in {pause_s:.1f} s")
+        began("retry", f"try {number}: {why}; next in {pause_s:.1f} s")
 
     try:
-        on_event("connect", "")
+        began("connect", "")
         dialing = Dialing(spec.policy.timeout_s, interrupted, on_retry=on_retry)
         transport = dial(connect, spec.access, dialing)
-        on_event("look", "")
+        began("look", "")
         script = look_script(spec.policy, two_samples=False, budget_s=spec.policy.timeout_s)
         answer = transport.run(script, timeout_s=spec.policy.timeout_s + _ANSWER_MARGIN_S)
         observation = parse_observation(answer)
@@ -94,7 +99,8 @@ def _look(
         judgement = judge(observation, plan, spec)
         managed = _ask_owners(plan, observation, spec, transport)
     except NodeError as error:
-        return failed_report(spec, error, elapsed_s=time.monotonic() - started)
+        report = failed_report(spec, error, elapsed_s=time.monotonic() - started)
+        return replace(report, timeline=_ended(moments, report))
     finally:
         if transport is not None:
             transport.close()
@@ -102,7 +108,11 @@ def _look(
         spec, judgement, elapsed_s=time.monotonic() - started, after=observation, plan=plan
     )
     said = {d: described(d, managed, observation) for d in plan.kill}
-    return described_report(report, said)
+    return replace(described_report(report, said), timeline=_ended(moments, report))
+
+
+def _ended(moments: list[Moment], report: NodeReport) -> tuple[Moment, ...]:
+    return (*moments, Moment(report.elapsed_s, "done", report.verdict.value))
 
 
 def _ask_owners(

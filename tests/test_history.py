@@ -267,7 +267,7 @@ def test_e01_two_runs_at_once_are_two_records(fleet: SimFleet, gpufleet: Command
 def refused_record(ran_err: str) -> str:
     """The one warning of a run without a record, without its beginning."""
     [line] = ran_err.splitlines()
-    assert line.startswith("warning: no full record of this run: ")
+    assert line.startswith("gpufleet: warning: no full record of this run: ")
     return line
 
 
@@ -295,7 +295,7 @@ def test_a_full_disk_is_one_warning_and_costs_no_verdict(
 
     assert (ran.code, ran.nodes()["gpu01"]["verdict"]) == (0, "CLEAN")
     by_kind = sorted(line.split(" of this run")[0] for line in ran.err.splitlines())
-    assert by_kind == ["warning: no full log", "warning: no full record"]
+    assert by_kind == ["gpufleet: warning: no full log", "gpufleet: warning: no full record"]
 
 
 def test_a_read_only_disk_is_one_warning(fleet: SimFleet, small_disk: Path) -> None:
@@ -310,7 +310,10 @@ def test_a_read_only_disk_is_one_warning(fleet: SimFleet, small_disk: Path) -> N
     record, metrics_line = ran.err.splitlines()
     assert (ran.code, ran.out) == (0, "")
     assert "Read-only file system" in refused_record(record)
-    assert metrics_line == f"warning: no metrics of this run: {metrics}: Read-only file system"
+    assert (
+        metrics_line
+        == f"gpufleet: warning: no metrics of this run: {metrics}: Read-only file system"
+    )
 
 
 def test_a_damaged_record_is_one_warning_and_left_as_it_is(

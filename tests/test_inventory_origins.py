@@ -73,3 +73,21 @@ def test_an_unknown_host_is_one_line_and_exit_2(
 ) -> None:
     assert run_command(["hosts", "-i", str(path), "--explain", "oddd"]) == 2
     assert capsys.readouterr().err == 'gpufleet: unknown host "oddd" (did you mean odd?)\n'
+
+
+def test_a_variable_of_ansibles_group_is_the_groups_and_not_the_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.ini"
+    path.write_text(
+        "[all:vars]\nansible_user=ops\n[pool]\ngpu01 ansible_port=2222\ngpu02\n"
+        "[pool:vars]\nansible_port=22022\ngpufleet_gpus=4\nansible_ssh_common_args=-J bastion\n"
+    )
+    path.chmod(0o600)
+    fleet = load_fleet(path)
+    said = {row.key: (row.origins, row.lines) for row in fleet.explain("gpu01")}
+    assert said["user"] == (("group all",), (2,))
+    assert said["port"] == (("host",), (4,))
+    assert said["gpus"] == (("group pool",), (8,))
+    assert said["jump"] == (("group pool",), (9,))
+    assert said["grace"] == (("default",), (0,))
+    other = {row.key: row.origins for row in fleet.explain("gpu02")}
+    assert other["port"] == ("group pool",)

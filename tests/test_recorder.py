@@ -105,7 +105,7 @@ def test_a_broken_disk_is_told_once_and_nothing_raises(tmp_path: Path) -> None:
     end(record, "r1")
 
     where = f"{tmp_path}/state/history.db"
-    assert warnings == [f"warning: no full record of this run: {where}: File exists"]
+    assert warnings == [f"no full record of this run: {where}: File exists"]
 
 
 def test_a_disk_that_fills_up_under_way_is_told_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpufleet.errors import UsageError
@@ -30,6 +30,7 @@ def specs(names: list[str]) -> list[NodeSpec]:
     return [NodeSpec(name, Access("192.0.2.1")) for name in names]
 
 
+@settings(deadline=None)
 @given(st.lists(NAMES, unique=True, max_size=40), st.integers(1, 12), st.randoms())
 def test_parts_are_disjoint_complete_and_the_same_in_any_order(
     names: list[str], of: int, mixing: random.Random
@@ -43,6 +44,7 @@ def test_parts_are_disjoint_complete_and_the_same_in_any_order(
     assert [set(part) for part in again] == [set(part) for part in parts]
 
 
+@settings(deadline=None)
 @given(st.lists(NAMES, unique=True, min_size=1, max_size=40), st.integers(1, 12))
 def test_a_node_stays_in_its_part_whoever_else_is_selected(names: list[str], of: int) -> None:
     alone = {name for name in names if Shard(1, of).of_specs(specs([name]))}

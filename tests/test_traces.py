@@ -60,7 +60,7 @@ def test_a_log_that_cannot_be_written_is_one_warning(fleet: SimFleet, gpufleet: 
     full = gpufleet("reset", "--hosts", "gpu01", "--quiet", "--log-file", "/dev/full")
     gone = gpufleet("check", "--hosts", "gpu01", "--quiet", "--log-file", "/nowhere/log")
 
-    where = "warning: no full log of this run: "
+    where = "gpufleet: warning: no full log of this run: "
     assert (full.code, full.out, full.err) == (
         0,
         "",
@@ -80,7 +80,7 @@ def test_traces_that_fail_in_unforeseen_ways_cost_no_verdict(
     ran = gpufleet("reset", "--hosts", "gpu01", "--json", "--metrics-file", str(loop))
 
     assert (ran.code, ran.nodes()["gpu01"]["verdict"]) == (3, "UNREACHABLE")
-    assert ran.err.startswith(f"warning: no metrics of this run: {loop}: ")
+    assert ran.err.startswith(f"gpufleet: warning: no metrics of this run: {loop}: ")
     assert ran.err.count("\n") == 1
 
 
@@ -157,7 +157,7 @@ def test_a_pipe_that_nobody_reads_does_not_hold_up_a_run(
     handler = LineFile(tmp_path / "pipe", "r1")
     handler.close()
 
-    assert capsys.readouterr().err.startswith("warning: no full log of this run: ")
+    assert capsys.readouterr().err.startswith("gpufleet: warning: no full log of this run: ")
 
 
 def report(*nodes: NodeReport, finished: str = "2026-01-31T02:00:10.000Z") -> RunReport:

@@ -18,17 +18,8 @@ def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
     if match is None:
         return []
     before, at, word = match[1] or "", match[2], match[3]
-    try:
-        hosts, groups = _names(context)
-    except Exception:  # noqa: BLE001  # a broken fleet.yaml must not print into a half-typed line
-        return []
-    known = [*groups, *([] if at else [*hosts, "all"])]
+    from gpufleet.inventory import names_for_completion  # noqa: PLC0415  # only at a TAB
+
+    # That says nothing of a broken fleet.yaml: it would print into a half-typed line.
+    known = names_for_completion(context.params.get("inventory"), groups_only=bool(at))
     return [before + at + name for name in known if name.startswith(word)][:_MANY]
-
-
-def _names(context: typer.Context) -> tuple[list[str], list[str]]:
-    """Hosts and groups of the file that this command line means."""
-    from gpufleet.inventory import find_inventory, load_fleet  # noqa: PLC0415  # only at a TAB
-
-    fleet = load_fleet(find_inventory(context.params.get("inventory")))
-    return [spec.name for spec in fleet.select("all")], sorted(fleet.groups())

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpufleet.cli.streams import note
+from gpufleet.cli.streams import note, warn
 from gpufleet.masking import masked_command
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class LineFile(logging.Handler):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-        note(f"warning: no full log of this run: {self._path}: {error.strerror}")
+        warn(f"no full log of this run: {self._path}: {error.strerror}")
 
 
 class PlainLines(logging.Handler):

@@ -10,7 +10,7 @@ import typer
 
 from gpufleet.cli.options import Inventory, Json, NoColor, Quiet, Verbose
 from gpufleet.cli.showing import View, show
-from gpufleet.cli.streams import note
+from gpufleet.cli.streams import warn
 from gpufleet.errors import UsageError
 from gpufleet.masking import printable
 
@@ -62,9 +62,9 @@ def merge(
         _, specs = selected(inventory, hosts, None, None, {}, quiet=quiet)
         report = with_absent(report, {spec.name: spec.access.address for spec in specs})
     for line in report.missing[:_TOLD]:
-        note(printable(f"gpufleet: warning: shard {line} is in no file"))
+        warn(f"shard {line} is in no file")
     if len(report.missing) > _TOLD:
-        note(f"gpufleet: warning: {len(report.missing) - _TOLD} more shards are in no file")
+        warn(f"{len(report.missing) - _TOLD} more shards are in no file")
     exit_code = merged_exit_code(report, allow_skipped=allow_skipped)
     return show(report, exit_code, View(json, quiet, verbose, no_color))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.cli.logfile import logged, logging_to
-from gpufleet.cli.streams import note
+from gpufleet.cli.streams import warn
 from gpufleet.errors import GpufleetError, UsageError
 from gpufleet.masking import printable
 
@@ -142,9 +142,9 @@ def _recorder(
     try:
         folder = writing_folder()
     except GpufleetError as error:
-        note(f"warning: no record of this run: {error}")
+        warn(f"no record of this run: {error}")
         return None
-    return Recorder(folder, start, node_document, lambda line: note(printable(line)))
+    return Recorder(folder, start, node_document, warn)
 
 
 def _write_metrics(path: Path, report: RunReport, exit_code: int, fleet: Fleet) -> None:
@@ -154,4 +154,4 @@ def _write_metrics(path: Path, report: RunReport, exit_code: int, fleet: Fleet) 
         write_metrics(path, report, exit_code, known_hosts=frozenset(fleet.names()))
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a circle of links
         said = getattr(error, "strerror", None) or error
-        note(printable(f"warning: no metrics of this run: {path}: {said}"))
+        warn(f"no metrics of this run: {path}: {said}")

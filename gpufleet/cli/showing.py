@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpufleet.cli.streams import ink_for, is_terminal, note, write
+from gpufleet.cli.streams import ink_for, is_terminal, note, warn, write
 from gpufleet.errors import UsageError
 from gpufleet.masking import printable
 
@@ -56,13 +56,13 @@ def watching(
         events = Events(_put, command, dry_run=dry_run)
         view.events.append(events)
         events.start(selection, len(specs), view.shard)
-        yield Progress(events.on_event, events.on_report, _warn, ask)
+        yield Progress(events.on_event, events.on_report, warn, ask)
     elif view.quiet:
         yield Progress(ask_secret=ask)
     elif not is_terminal(sys.stderr):
-        yield Progress(_tell_retries if view.verbose else _ignore, on_note=_warn)
+        yield Progress(_tell_retries if view.verbose else _ignore, on_note=warn)
     elif view.verbose > 1 or os.environ.get("TERM", "") in {"", "dumb"}:  # -vv: lines of its own
-        yield Progress(_tell_retries, _line_by_line(len(specs)), _warn, ask)
+        yield Progress(_tell_retries, _line_by_line(len(specs)), warn, ask)
     else:
         from gpufleet.render.board import Board  # noqa: PLC0415  # as above
         from gpufleet.render.live import live  # noqa: PLC0415
@@ -71,7 +71,7 @@ def watching(
         keep = not is_terminal(sys.stdout)
         ink = ink_for(sys.stderr, no_color=view.no_color)
         with live(board, sys.stderr, ink, keep=keep) as shown:
-            yield Progress(shown.on_event, shown.on_report, shown.over(_warn), ask)
+            yield Progress(shown.on_event, shown.on_report, shown.over(warn), ask)
 
 
 def _ignore(host: str, phase: str, detail: str) -> None:
@@ -81,10 +81,6 @@ def _ignore(host: str, phase: str, detail: str) -> None:
 def _tell_retries(host: str, phase: str, detail: str) -> None:
     if phase == "retry":
         note(printable(f"{host}: {detail}"))
-
-
-def _warn(text: str) -> None:
-    note(printable(f"gpufleet: warning: {text}"))
 
 
 def _passphrase(prompt: str) -> str:

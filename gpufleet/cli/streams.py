@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
+from gpufleet.masking import printable
+
 if TYPE_CHECKING:
     from gpufleet.render.ink import Ink
 
@@ -43,6 +45,11 @@ def note(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
         except OSError:  # a full disk takes the note, never the verdict
             sys.stderr = nowhere()
+
+
+def warn(text: str) -> None:
+    """What costs no verdict and wants to be known: one form everywhere."""
+    note(printable(f"gpufleet: warning: {text}"))
 
 
 def ink_for(stream: TextIO | None, *, no_color: bool = False) -> Ink:

@@ -164,7 +164,7 @@ class Recorder:
     def _tell(self, problem: str) -> None:
         """One warning for the whole run: the first is the cause of the others."""
         if self._warned.acquire(blocking=False):
-            self._warn(f"warning: no full record of this run: {self._folder / FILE}: {problem}")
+            self._warn(f"no full record of this run: {self._folder / FILE}: {problem}")
 
     def _write(self) -> None:
         """The writer's life. All jobs that wait go into one transaction."""

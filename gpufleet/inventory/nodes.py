@@ -28,6 +28,8 @@ class Table:
     line: int
     entries: dict[str, tuple[int, Node]] = field(default_factory=dict)
     """Key → line of the key, value. In the order of the file; merged entries last."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Key → who says it, where that isn't the one whose table this is: `group pool`."""
     size: int = 1
     depth: int = 1
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.inventory.nodes import line_of
+from gpufleet.inventory.nodes import Table, line_of
 from gpufleet.inventory.sections import Document, Entry
 from gpufleet.inventory.settings import ACCESS_FIELDS, FIELDS, HOOK_FIELDS, POLICY_FIELDS
 from gpufleet.policy import NodeSpec
@@ -37,7 +37,9 @@ class Origins:
     def explain(self, spec: NodeSpec, overrides: Mapping[str, Any]) -> list[Explained]:
         entry = self._document.hosts[spec.name]
         given = bool(entry.address != spec.name)
-        address = ("host", _line(entry, "address")) if given else ("the name", entry.line)
+        told = entry.node.origins if isinstance(entry.node, Table) else {}
+        address = (told.get("address", "host"), _line(entry, "address"))
+        address = address if given else ("the name", entry.line)
         rows = [Explained("address", spec.access.address, (address[0],), (address[1],))]
         keys = {field: key for key, field in FIELDS.items()}
         parts = (
@@ -74,7 +76,8 @@ class Origins:
         )
         for origin, entry in (("defaults", self._document.defaults), *groups, ("host", host)):
             if field in dict(entry.settings):
-                yield origin, _line(entry, key)
+                told = entry.node.origins if isinstance(entry.node, Table) else {}
+                yield told.get(key, origin), _line(entry, key)
 
 
 def _line(entry: Entry, key: str) -> int:

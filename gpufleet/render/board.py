@@ -95,7 +95,10 @@ class Board:
 
     def _bar(self, now: float, ink: Ink) -> list[str]:
         total, done = len(self._expected), sum(self._counts.values())
+        told = f"{done}/{total}  {_clock_time(now - self._began)}"
         width = 20 if 0 < ink.width < 100 else 40
+        if ink.width:  # the counts matter more than the bar
+            width = max(0, min(width, ink.width - len(told) - 1))
         filled = width * done // max(total, 1)
         full, empty = ("━", "─") if ink.unicode else ("#", "-")
         counts = "  ".join(
@@ -108,7 +111,7 @@ class Board:
             left = f", about {_clock_time(spent / done * (total - done))} left"
         bar = full * filled + ink.dim(empty * (width - filled))
         return [
-            f"{bar} {done}/{total}  {_clock_time(spent)}{left}",
+            f"{bar} {told}{left}" if width else told,
             counts or ink.dim("no result yet"),
         ]
 

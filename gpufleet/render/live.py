@@ -7,6 +7,8 @@ the view, never the run.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO, cast
@@ -22,12 +24,17 @@ FRAMES_PER_S = 5
 """Fast enough to look alive. A frame of fifty rows costs 6 ms, nearly all of it in rich."""
 
 
+_SHOW_CURSOR, _HIDE_CURSOR = b"\x1b[?25h\r\n", b"\x1b[?25l"
+
+
 class Shown:
     """A board on a screen from its first event on: what is asked or warned before has the terminal
     for itself."""
 
-    def __init__(self, board: Board, view: Live) -> None:
+    def __init__(self, board: Board, view: Live, screen: int) -> None:
+        """`screen`: the terminal's descriptor."""
         self._board = board
+        self._screen = screen
         self._view = view
         self._lock = threading.Lock()
         self._began = False
@@ -39,6 +46,36 @@ class Shown:
     def on_report(self, report: NodeReport) -> None:
         self._begin()
         self._board.on_report(report)
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """^Z gives the terminal back with its cursor, and after `fg` the view goes on."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def pause(number: int, frame: object) -> None:
+            del frame
+            # The view's locks may be held by the very thread that this interrupts: no call into it.
+            self._put(_SHOW_CURSOR)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)  # stops here, until somebody says `fg`
+            signal.signal(number, pause)
+            self._put(_HIDE_CURSOR)
+
+        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:  # a shell without job control
+            yield
+            return
+        signal.signal(signal.SIGTSTP, pause)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+    def _put(self, code: bytes) -> None:
+        if self._began:
+            with contextlib.suppress(OSError):
+                os.write(self._screen, code)
 
     def over(self, tell: Callable[[str], None]) -> Callable[[str], None]:
         """`tell`, with the frame out of the way meanwhile."""
@@ -93,7 +130,9 @@ def live(board: Board, stream: TextIO, ink: Ink, *, keep: bool) -> Iterator[Show
         redirect_stderr=False,
     )
     try:
-        yield Shown(board, view)
+        shown = Shown(board, view, stream.fileno())
+        with shown.stoppable():
+            yield shown
         view.transient = not keep
     finally:
         view.stop()

@@ -6,6 +6,7 @@ After a change that is meant: `SCREENS=write python -m pytest tests/screens`, an
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -88,6 +89,13 @@ def test_no_line_of_a_live_view_is_wider_than_the_terminal(tmp_path: Path) -> No
     assert sum(line.startswith("gpu") for line in screen.splitlines()) == 16
 
 
+@pytest.mark.parametrize("columns", [12, 22, 30])
+def test_on_a_narrow_terminal_the_counts_win_over_the_bar(columns: int, tmp_path: Path) -> None:
+    """The bar pushed them off the screen."""
+    first, _ = captured("live", columns, 16, tmp_path).splitlines()[:2]
+    assert re.search(r"[0-9]+/16", first)
+
+
 def gpufleet(fleet: SimFleet, arguments: str) -> str:
     return f"{sys.executable} -m gpufleet {arguments} -i {fleet.fleet_yaml}"
 
@@ -160,6 +168,26 @@ def test_a_watch_that_is_ended_leaves_the_terminal_as_it_was(
 
     assert "q ends" not in screen
     assert " icanon" in screen
+    assert shown
+
+
+def test_a_reset_can_be_stopped_and_its_view_goes_on(fleet: SimFleet) -> None:
+    """The cursor is the shell's meanwhile."""
+    fleet["gpu01"].start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=8),))
+    reset = gpufleet(fleet, "reset -H gpu01 --yes")
+    command = f"set -m; {reset}; echo STOPPED; read answer; fg >/dev/null"
+    with Terminal(f"bash -c '{command}'", 80, 40) as terminal:
+        terminal.wait(lambda: "gpu01  free" in terminal.screen())
+        assert not terminal.cursor_shown()
+        terminal.keys("C-z")
+        terminal.wait(lambda: "STOPPED" in terminal.screen())
+        assert terminal.cursor_shown()
+        terminal.keys("Enter")
+        terminal.wait(lambda: not terminal.cursor_shown())
+        terminal.wait(lambda: "ENDED 0" in terminal.screen())
+        screen, shown = terminal.screen(), terminal.cursor_shown()
+
+    assert "1 node: 1 CLEAN (" in screen
     assert shown
 
 

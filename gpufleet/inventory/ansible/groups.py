@@ -76,13 +76,17 @@ class Inventory:
                 found[child] = max(found[child], found[name] + 1)
         return found
 
-    def winning(self, depths: dict[str, int], groups: Sequence[str]) -> Variables:
+    def winning(
+        self, depths: dict[str, int], groups: Sequence[str]
+    ) -> tuple[Variables, dict[str, str]]:
         """Of `groups`: the deeper one wins, then the higher ansible_group_priority, then the later
-        name."""
+        name. And for each variable the group that won."""
         merged: Variables = {}
+        said_by: dict[str, str] = {}
         for name in sorted(groups, key=lambda name: (depths[name], self._priority(name), name)):
             merged.update(self.groups[name].variables)
-        return merged
+            said_by.update(dict.fromkeys(self.groups[name].variables, name))
+        return merged, said_by
 
     def groups_of(self) -> dict[str, list[str]]:
         """Host → all its groups, parents included."""

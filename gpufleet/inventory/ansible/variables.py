@@ -53,8 +53,10 @@ class Translation:
         members: dict[str, list[str]] = {name: [] for name in inventory.groups}
         for name, groups in inventory.groups_of().items():
             host = inventory.hosts[name]
-            variables = inventory.winning(depths, groups) | host.variables
-            hosts.entries[name] = (host.line, self._host(variables, host.line, name))
+            variables, said_by = inventory.winning(depths, groups)
+            groups_only = {v: group for v, group in said_by.items() if v not in host.variables}
+            table = self._host(variables | host.variables, groups_only, host.line, name)
+            hosts.entries[name] = (host.line, table)
             for group in groups:
                 members[group].append(name)
         whole = Table(1, {"hosts": (hosts.line, hosts)})
@@ -71,18 +73,25 @@ class Translation:
             whole.entries["jump_hosts"] = (0, Table(0, {**entries}))
         return whole
 
-    def _host(self, variables: Variables, line: int, name: str) -> Table:
+    def _host(self, variables: Variables, said_by: dict[str, str], line: int, name: str) -> Table:
+        """`said_by`: variable → group, of those that aren't the host's own."""
         found: Variables = {}
         ours: Variables = {}
+        from_variable: dict[str, str] = {}
+        from_ours: dict[str, str] = {}
         problems = self._inventory.problems
         for variable, (at, value) in variables.items():
             if variable.startswith(OURS):
-                ours[variable.removeprefix(OURS)] = (at, value)
+                key = variable.removeprefix(OURS)
+                ours[key] = (at, value)
+                from_ours[key] = variable
             elif variable in KEYS:
                 if KEYS[variable] not in found or not variable.startswith("ansible_ssh_"):
                     found[KEYS[variable]] = (at, value)
+                    from_variable[KEYS[variable]] = variable
             elif variable in _SSH_ARGUMENTS:
                 self._ssh_arguments(variable, at, value, found)
+                from_variable["jump"] = variable
             elif variable == "ansible_connection":
                 if plain(value) not in _SSH:
                     cure = "gpufleet goes by SSH: take this host out of its inventory"
@@ -90,12 +99,18 @@ class Translation:
             elif variable.startswith("ansible_") and variable not in _HARMLESS:
                 self._left_out.setdefault(variable, at)
         found |= ours
+        from_variable |= from_ours
         for key, (at, value) in found.items():
             text = plain(value)
             if isinstance(text, str) and "{{" in text:
                 cure = "a template, which only Ansible can fill in: write the value"
                 problems.add(at, f"{name}.{key}", f"read {show(text)}: {cure}")
-        return Table(line, found)
+        origins = {
+            key: f"group {said_by[variable]}"
+            for key, variable in from_variable.items()
+            if key in found and variable in said_by
+        }
+        return Table(line, found, origins)
 
     def _ssh_arguments(self, variable: str, line: int, value: Node, found: Variables) -> None:
         """`-J` and `-o ProxyJump=` become jump hosts: without them another machine of the same
