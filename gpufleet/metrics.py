@@ -33,6 +33,7 @@ _PER_NODE = {
     "last_success_timestamp_seconds": ("When the node was last proven CLEAN", ""),
     "duration_seconds": ("The node's own time in its last reset", ""),
     "attempts": ("Rounds of killing in its last reset", ""),
+    "escalated": ("1 for each rung that its last reset took (gpu-reset, reboot), else 0", "rung"),
     "killed_processes": ("Processes that got a signal in its last reset", ""),
     "gpu_memory_used_bytes": ("Memory in use at the end; absent where unreadable", "gpu"),
 }
@@ -78,6 +79,9 @@ def _series(node: NodeReport, finished: float) -> Series:
         found["last_success_timestamp_seconds", host, ""] = finished
     found["duration_seconds", host, ""] = node.elapsed_s
     found["attempts", host, ""] = node.attempts
+    taken = {one.rung for one in node.escalations if not one.done.startswith("no: ")}
+    for rung in ("gpu-reset", "reboot"):
+        found["escalated", host, rung] = float(rung in taken)
     found["killed_processes", host, ""] = len(node.killed)
     for gpu in node.gpus:
         if gpu.memory_used_mib is not None:

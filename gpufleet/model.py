@@ -111,6 +111,17 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Escalation:
+    """A step beyond killing. `rung`: gpu-reset or reboot. `why`: what it is to cure. `done`: "yes", or
+    what came of it otherwise; "" in a dry run. `steps`: its commands, in order."""
+
+    rung: str
+    why: str
+    done: str = ""
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Leftover:
     """A file in /dev/shm that nobody uses. `removed`: "yes", or why not; "" in a dry run."""
 
@@ -153,6 +164,8 @@ class NodeReport:
     stopped: tuple[Stopped, ...] = ()
     """In a dry run what would be stopped, with an empty `stopped`."""
     leftovers: tuple[Leftover, ...] = ()
+    escalations: tuple[Escalation, ...] = ()
+    """In a dry run those that would be taken, as far as a look can tell."""
     planned: tuple[ProcessLine, ...] = ()
     """What a dry run or a status would kill."""
     timeline: tuple[Moment, ...] = ()

@@ -13,6 +13,7 @@ HostKeys = Literal["strict", "accept-new", "off"]
 Jobs = Literal["spare", "kill"]
 Stop = Literal["kill", "owner"]
 Kubernetes = Literal["tell", "drain"]
+Escalate = Literal["none", "gpu-reset", "reboot"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,18 @@ class Limits:
     frozen_s: float = 5.0
     """... if its CPU time stood still this long: freeing costs CPU time."""
 
+    daemon_s: float = 120.0
+    """One GPU daemon's stop or start around a GPU reset: a fabric manager trains all links first."""
+
+    gpu_reset_s: float = 180.0
+    """`nvidia-smi --gpu-reset` of all GPUs, which it does one after the other."""
+
+    ready_s: float = 300.0
+    """After a rung, until the node's services run and its fabric is complete; see docs/runbook.md."""
+
+    pause_s: float = 5.0
+    """Between two looks at a node that comes back."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -126,6 +139,14 @@ class Policy:
     kubernetes: Kubernetes = "tell"
     """`drain` runs `kubectl drain` on the node itself, under `stop: owner` and `jobs: kill`."""
 
+    escalate: Escalate = "none"
+    """The highest rung that a reset may take where killing can't help. none, because a GPU reset stops
+    daemons that others may rely on, and a reboot ends everything on the node."""
+
+    reboot_timeout_s: float = 1200.0
+    """A rebooted node must be back within this. 20 min: firmware of an HGX node with 2 TB of memory
+    takes up to ten."""
+
     clean_shm: bool = False
     """Remove the shared memory that killed workload left in /dev/shm, once the node is CLEAN."""
 
@@ -149,6 +170,16 @@ class Policy:
     """The budget while killed processes are still dying: killing more can't speed them up."""
 
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def rungs_s(self) -> float:
+        """What escalation may take, beside the node's budget and the wait for its turn."""
+        limits = self.limits
+        gpu_reset_s = 8 * limits.daemon_s + limits.gpu_reset_s + limits.ready_s
+        reboot_s = self.reboot_timeout_s + 2 * limits.ready_s
+        return {"none": 0.0, "gpu-reset": gpu_reset_s, "reboot": gpu_reset_s + reboot_s}[
+            self.escalate
+        ]
 
     @property
     def owners_s(self) -> float:

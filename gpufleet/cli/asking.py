@@ -42,7 +42,12 @@ def confirm(
         return None
     from gpufleet import run  # noqa: PLC0415  # only real work pays for these imports
     from gpufleet.inventory import fold  # noqa: PLC0415
-    from gpufleet.render.question import question_text, runs_hooks, will_act  # noqa: PLC0415
+    from gpufleet.render.question import (  # noqa: PLC0415
+        may_escalate,
+        question_text,
+        runs_hooks,
+        will_act,
+    )
 
     note(f"Looking at {len(specs)} node{'s' if len(specs) > 1 else ''}; nothing is touched yet …")
     seen = run.reset(
@@ -57,12 +62,15 @@ def confirm(
         note("gpufleet: interrupted: nothing done")
         raise typer.Exit(128 + seen.interrupted_by)
     now = datetime.now().astimezone()
-    note(question_text(seen, fold, now, str(fleet.path)).rstrip("\n"))
-    if not any(will_act(node) or runs_hooks(node) for node in seen.nodes):
+    escalate = {spec.name: spec.policy.escalate for spec in specs}
+    note(question_text(seen, fold, now, str(fleet.path), escalate).rstrip("\n"))
+    climbs = any(may_escalate(node, escalate[node.host]) for node in seen.nodes)
+    if not climbs and not any(will_act(node) or runs_hooks(node) for node in seen.nodes):
         note("Nothing to kill: going on to prove it.")
         return seen
     try:
-        agreed = _answered_yes("Kill these processes? [y/N] ")
+        what = "Kill these processes, and escalate as told" if climbs else "Kill these processes"
+        agreed = _answered_yes(f"{what}? [y/N] ")
     except KeyboardInterrupt:
         note("\ngpufleet: interrupted: nothing done")
         raise

@@ -95,6 +95,22 @@ def reset(
         bool,
         typer.Option("--restart-owners", help="Start again what was stopped, once CLEAN"),
     ] = False,
+    escalate: Annotated[
+        str | None,
+        typer.Option(
+            "--escalate",
+            metavar="none|gpu-reset|reboot",
+            help="The most that may be done where killing can't help [default: fleet.yaml, else none]",
+        ),
+    ] = None,
+    reboot_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--reboot-timeout",
+            metavar="DURATION",
+            help="A rebooted node must be back by then [default: fleet.yaml, else 20m]",
+        ),
+    ] = None,
     clean_shm: Annotated[
         bool,
         typer.Option("--clean-shm", help="Remove the shared memory that workload left behind"),
@@ -167,6 +183,8 @@ def reset(
         "jobs": jobs,
         "stop": "owner" if stop_owners else None,
         "restart": "yes" if restart_owners else None,
+        "escalate": escalate,
+        "reboot_timeout": reboot_timeout,
         "clean_shm": "yes" if clean_shm else None,
         "workload": match_workload,
         "protect": protect,

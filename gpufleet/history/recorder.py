@@ -34,8 +34,10 @@ from gpufleet.policy import NodeSpec
 WAIT_S = 2.0
 """The most that a run is held up by its record, once: what is late then isn't waited for again."""
 
-_CHANGES = frozenset({"before", "stop", "kill"})
+_CHANGES = frozenset({"before", "stop", "kill", "gpu-reset", "reboot"})
 """Phases of a node that begin to change something on it."""
+_STOPPING = frozenset({"stop", "gpu-reset"})
+"""Of these, those after which something may have to be started again."""
 
 Job = Callable[[sqlite3.Connection], None]
 ToDocument = Callable[[NodeReport], dict[str, Any]]
@@ -94,10 +96,10 @@ class Recorder:
 
         self._wait(self._put(job))
 
-    def on_event(self, host: str, phase: str, _detail: str) -> None:
+    def on_event(self, host: str, phase: str, detail: str) -> None:
         """The first event of a node is its start; the first that changes something is waited for."""
         spec = self._specs.get(host)
-        changes = phase in _CHANGES
+        changes = phase in _CHANGES and not (phase == "gpu-reset" and detail)  # its steps
         if spec is None or (host in self._touched and not changes):
             return
         now = utc_now()
@@ -107,7 +109,7 @@ class Recorder:
         def job(database: sqlite3.Connection) -> None:
             rows.start_node(database, run_id, host, now)
             if changes:
-                rows.act_node(database, run_id, self._placeholder(spec, acting=True), now)
+                rows.act_node(database, run_id, self._placeholder(spec, acting=phase), now)
 
         done = self._put(job)
         if changes:
@@ -197,7 +199,7 @@ class Recorder:
         locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
         return locked and not self._closing.is_set()
 
-    def _placeholder(self, spec: NodeSpec, *, acting: bool = False) -> rows.NodeRow:
+    def _placeholder(self, spec: NodeSpec, *, acting: str = "") -> rows.NodeRow:
         """What holds of a node if the run ends now."""
         report = NodeReport(
             spec.name,
@@ -207,12 +209,13 @@ class Recorder:
             f"gpufleet reset --hosts {spec.name}",
         )
         if acting:
+            verb = "restore" if acting in _STOPPING else "status"
             reason = "the run ended without a report while this node was reset: state not verified"
             report = replace(
                 report,
                 verdict=Verdict.UNKNOWN,
                 reason=reason,
-                next_step=f"gpufleet status --hosts {spec.name}",
+                next_step=f"gpufleet {verb} --hosts {spec.name}",
                 attempts=1,
             )
         return self._row(report)

@@ -92,6 +92,8 @@ class NodeSchema(Route):
     stop: Annotated[str | None, _word(values.STOPS)] = None
     restart: Annotated[bool | None, BeforeValidator(values.yes)] = None
     kubernetes: Annotated[str | None, _word(values.KUBERNETES)] = None
+    escalate: Annotated[str | None, _word(values.ESCALATE)] = None
+    reboot_timeout: _Limit = None
     clean_shm: Annotated[bool | None, BeforeValidator(values.yes)] = None
     grace: _Duration = None
     settle: _Duration = None

@@ -19,6 +19,7 @@ FIELDS = {
     "grace": "grace_s",
     "settle": "settle_s",
     "tolerance": "tolerance_mib",
+    "reboot_timeout": "reboot_timeout_s",
     "guard_timeout": "guard_timeout_s",
     "before_timeout": "before_timeout_s",
     "after_timeout": "after_timeout_s",

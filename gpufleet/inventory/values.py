@@ -212,4 +212,5 @@ def home() -> str:
 HOST_KEYS: tuple[Literal["strict", "accept-new", "off"], ...] = ("strict", "accept-new", "off")
 JOBS: tuple[Literal["spare", "kill"], ...] = ("spare", "kill")
 STOPS: tuple[Literal["kill", "owner"], ...] = ("kill", "owner")
+ESCALATE: tuple[Literal["none", "gpu-reset", "reboot"], ...] = ("none", "gpu-reset", "reboot")
 KUBERNETES: tuple[Literal["tell", "drain"], ...] = ("tell", "drain")

@@ -51,7 +51,7 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
             *_job_findings(plan),
             *memory_findings(after.last.memory, policy, ssh),
             *health_findings(after.health, after.last.memory, ssh),
-            *daemon_findings(evidence.before, after, ssh),
+            *daemon_findings(evidence.daemons_before or evidence.before, after, ssh),
         ]
         return conclude(findings, (), otherwise=Verdict.UNKNOWN)
     findings = [
@@ -65,8 +65,8 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         *monitor_findings(after, plan, ssh),
         *_device_findings(after, ssh),
         *health_findings(after.health, after.last.memory, ssh),
-        *apps_findings(after.apps_hung, ssh),
-        *daemon_findings(evidence.before, after, ssh),
+        *apps_findings(after.apps_hung, ssh, after.last.memory),
+        *daemon_findings(evidence.daemons_before or evidence.before, after, ssh),
         *keeper_findings(evidence, policy, ssh),
         *_asleep_findings(after, ssh),
     ]
@@ -74,7 +74,7 @@ def judge_reset(evidence: Evidence, policy: Policy, ssh: str) -> Judgement:
         findings = list(_proof_gaps(after, policy, ssh))
     warnings = [
         *health_warnings(after.health),
-        *daemon_warnings(evidence.before, after),
+        *daemon_warnings(evidence.daemons_before or evidence.before, after),
         *_protect_warnings(after, policy),
         *segment_warnings(after),
         *keeper_warnings(evidence),
@@ -105,7 +105,7 @@ def judge_status(observation: Observation, plan: Plan, policy: Policy, ssh: str)
         *(Finding(Verdict.UNKNOWN, reason, f"{ssh} id") for reason in own_eyes),
         *memory_findings(memory, policy, ssh),
         *health_findings(observation.health, memory, ssh),
-        *apps_findings(observation.apps_hung, ssh),
+        *apps_findings(observation.apps_hung, ssh, memory),
         *daemon_findings(observation, observation, ssh),
     ]
     warnings = [*health_warnings(observation.health), *(r for r in plan.blind if r not in own_eyes)]

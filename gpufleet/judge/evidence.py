@@ -22,3 +22,5 @@ class Evidence:
     returned: tuple[Decision, ...] = ()
     stopped: frozenset[Owner] = frozenset()
     """Owners that were stopped by their own tools."""
+    daemons_before: Observation | None = None
+    """What GPU daemons are compared with, where that isn't `before`: they were bounced on purpose."""

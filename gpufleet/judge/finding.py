@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gpufleet.model import Verdict
 
 _SEVERITY = (Verdict.SKIPPED, Verdict.BROKEN, Verdict.UNKNOWN, Verdict.DIRTY)
 """A node can be several at once; the first of these that occurs names it."""
+
+
+Cure = Literal["", "kill", "gpu-reset", "reboot"]
+"""The least that ends a finding: an act, a GPU reset, a reboot; "": none of these, or nobody knows."""
+
+CURES: tuple[Cure, ...] = ("", "kill", "gpu-reset", "reboot")
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,9 @@ class Finding:
     reason: str
     next_step: str = ""
     again: bool = False
+    cure: Cure = ""
+    gpu: int | None = None
+    """Whose word this is. All odd words of a GPU that wants a reset are cured by it."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class Judgement:
     warnings: tuple[str, ...] = ()
     again: bool = False
     """Every finding may be gone at another look, so that one is worth its while."""
+    cures: frozenset[Cure] = frozenset()
+    """Those of the findings, without number: with "" among them there is one that nothing cures."""
 
 
 def conclude(
@@ -50,4 +62,11 @@ def conclude(
         steps[0] if steps else "",
         tuple(warnings),
         all(finding.again for finding in findings),
+        frozenset(_cure(finding, findings) for finding in findings),
     )
+
+
+def _cure(finding: Finding, findings: Sequence[Finding]) -> Cure:
+    if finding.cure or finding.gpu is None:
+        return finding.cure
+    return max((f.cure for f in findings if f.gpu == finding.gpu), key=CURES.index)

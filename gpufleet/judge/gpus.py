@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from gpufleet.judge.finding import Finding
+from gpufleet.judge.finding import Cure, Finding
 from gpufleet.model import Verdict
 from gpufleet.observation import HEALTH_FIELDS, GpuRow, Health, MemoryReading
 from gpufleet.policy import Policy
 
 _BROKEN_WORDS = ("GPU requires reset", "GPU is lost", "ERR!")
 _TRANSIENT_WORDS = ("Unknown Error",)
+_RESET_WORDS = "GPU requires reset"
+_RECOVERY: Mapping[str, Cure] = {
+    "Reset": "gpu-reset",
+    "Drain and Reset": "gpu-reset",
+    "Reboot": "reboot",
+}
+"""What `gpu_recovery_action` asks for. Not `Drain P2P`: that ends with the workload, and another word
+takes its place."""
 _BROKEN_STATUS = {
     "8": "external power cables not attached",
     "9": "the NVIDIA driver is not loaded",
@@ -46,6 +54,7 @@ def memory_findings(memory: MemoryReading, policy: Policy, ssh: str) -> Iterator
             Verdict.BROKEN,
             f"nvidia-smi hangs{said or ' (no answer within its limit)'}",
             f"{ssh} 'ps -eo pid,stat,wchan:20,comm | grep nvidia-smi; dmesg | grep -i xid | tail'",
+            cure=_hung_cure(memory.status),
         )
         return
     if memory.status in {"126", "127", "missing"}:
@@ -58,10 +67,17 @@ def memory_findings(memory: MemoryReading, policy: Policy, ssh: str) -> Iterator
         meaning = _BROKEN_STATUS.get(memory.status)
         verdict = Verdict.BROKEN if meaning or grave else Verdict.UNKNOWN
         known = f" ({meaning})" if meaning else ""
-        yield Finding(verdict, f"nvidia-smi ended with status {memory.status}{known}{said}", look)
+        wants_reset = memory.status == "16" or _RESET_WORDS in memory.quote()
+        yield Finding(
+            verdict,
+            f"nvidia-smi ended with status {memory.status}{known}{said}",
+            look,
+            cure="gpu-reset" if wants_reset else "",
+        )
     elif memory.quote():
         verdict = Verdict.BROKEN if grave else Verdict.UNKNOWN
-        yield Finding(verdict, f"nvidia-smi said{said}", look)
+        cure: Cure = "gpu-reset" if _RESET_WORDS in memory.quote() else ""
+        yield Finding(verdict, f"nvidia-smi said{said}", look, cure=cure)
     yield from _count_findings(memory, policy, grave, look)
     for row in memory.rows:
         if row.used_mib is None:
@@ -93,7 +109,14 @@ def _word_finding(row: GpuRow, ssh: str) -> Finding:
         f"GPU {row.index} reads {row.raw!r}",
         f"{ssh} nvidia-smi -q -i {row.index}",
         again=any(word in row.raw for word in _TRANSIENT_WORDS),
+        cure="gpu-reset" if _RESET_WORDS in row.raw else "",
+        gpu=row.index,
     )
+
+
+def _hung_cure(status: str) -> Cure:
+    """One that is in D for over a minute is an unkillable holder; a slow one is none."""
+    return "reboot" if status == "stuck" else ""
 
 
 def is_free(memory: MemoryReading, policy: Policy) -> bool:
@@ -106,11 +129,12 @@ def over(memory: MemoryReading, policy: Policy) -> list[GpuRow]:
     return [r for r in memory.rows if r.used_mib is not None and r.used_mib > policy.tolerance_mib]
 
 
-def apps_findings(hung: bool, ssh: str) -> Iterator[Finding]:
+def apps_findings(hung: bool, ssh: str, memory: MemoryReading) -> Iterator[Finding]:
     """Which processes memory is charged to is only evidence; that the driver hangs over it is a fault."""
     if hung:
         step = f"{ssh} 'dmesg | grep -i xid | tail'"
-        yield Finding(Verdict.BROKEN, "nvidia-smi hangs when asked for its processes", step)
+        reason = "nvidia-smi hangs when asked for its processes"
+        yield Finding(Verdict.BROKEN, reason, step, cure=_hung_cure(memory.status))
 
 
 def health_findings(health: Health, memory: MemoryReading, ssh: str) -> Iterator[Finding]:
@@ -120,7 +144,9 @@ def health_findings(health: Health, memory: MemoryReading, ssh: str) -> Iterator
     """
     look = f"{ssh} nvidia-smi -q"
     if health.hung:
-        yield Finding(Verdict.BROKEN, f"nvidia-smi hangs: {health.failure}", look)
+        # Why it hung stands in the memory query's finding; this one alone is no proof.
+        cure = _hung_cure(memory.status)
+        yield Finding(Verdict.BROKEN, f"nvidia-smi hangs: {health.failure}", look, cure=cure)
     elif health.failure:
         yield Finding(Verdict.UNKNOWN, health.failure, look)
     unknown = sorted(set(memory.used_mib()) - set(health.values))
@@ -148,12 +174,16 @@ def health_findings(health: Health, memory: MemoryReading, ssh: str) -> Iterator
 
 def _field_findings(index: int, field: str, value: str, step: str) -> Iterator[Finding]:
     if any(word in value for word in _BROKEN_WORDS):
-        yield Finding(Verdict.BROKEN, f"GPU {index} {field} reads {value!r}", step)
+        cure: Cure = "gpu-reset" if _RESET_WORDS in value else ""
+        reason = f"GPU {index} {field} reads {value!r}"
+        yield Finding(Verdict.BROKEN, reason, step, cure=cure, gpu=index)
     elif not value or (value.startswith("[") and value not in _ABSENT) or _no_uuid(field, value):
         again = any(word in value for word in _TRANSIENT_WORDS)
-        yield Finding(Verdict.UNKNOWN, f"GPU {index} {field} reads {value!r}", step, again=again)
+        reason = f"GPU {index} {field} reads {value!r}"
+        yield Finding(Verdict.UNKNOWN, reason, step, again=again, gpu=index)
     elif field == "gpu_recovery_action" and value not in (*_ABSENT, "None"):
-        yield Finding(Verdict.BROKEN, f"GPU {index} wants recovery action {value!r}", step)
+        reason = f"GPU {index} wants recovery action {value!r}"
+        yield Finding(Verdict.BROKEN, reason, step, cure=_RECOVERY.get(value, ""), gpu=index)
 
 
 def _no_uuid(field: str, value: str) -> bool:
@@ -173,6 +203,7 @@ def _fabric_findings(index: int, fields: Mapping[str, str], ssh: str) -> Iterato
             Verdict.BROKEN,
             f"GPU {index} fabric is {state!r}, status {status!r}",
             f"{ssh} 'systemctl status nvidia-fabricmanager; nvidia-smi -q -i {index}'",
+            gpu=index,
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpufleet.judge.evidence import Evidence
-from gpufleet.judge.finding import Finding
+from gpufleet.judge.finding import Cure, Finding
 from gpufleet.judge.gpus import over
 from gpufleet.judge.processes import stop_command
 from gpufleet.model import Verdict
-from gpufleet.observation import HOST_PID_NAMESPACE, Observation, unused
+from gpufleet.observation import Observation, unused
 from gpufleet.plan import Decision
 from gpufleet.policy import Policy
 
@@ -27,7 +27,9 @@ def memory_left(evidence: Evidence, policy: Policy, ssh: str) -> Iterator[Findin
     amounts = amounts_over(observation, policy)
     act = observation.act
     if evidence.plan.kill or (act and act.stop in {"dying", "unkillable"}):
-        yield Finding(Verdict.DIRTY, amounts, f"{ssh} nvidia-smi", again=True)
+        stuck = act is not None and act.stop in {"dying", "unkillable"}
+        cure: Cure = "reboot" if stuck else "kill"
+        yield Finding(Verdict.DIRTY, amounts, f"{ssh} nvidia-smi", again=True, cure=cure)
         return
     dead = [app.pid for app in observation.apps or () if app.pid not in observation.last.processes]
     charged = (
@@ -53,6 +55,7 @@ def memory_left(evidence: Evidence, policy: Policy, ssh: str) -> Iterator[Findin
             Verdict.BROKEN,
             f"{amounts}, held by nobody and unchanged{charged}{_namespace(observation)}",
             f"{ssh} nvidia-smi --gpu-reset  # or reboot the node",
+            cure="gpu-reset",
         )
     else:
         yield Finding(
@@ -73,7 +76,7 @@ def _spared_command(decision: Decision, ssh: str) -> str:
 
 def _namespace(observation: Observation) -> str:
     """Said where memory has no owner: from inside a container one can't see who holds it."""
-    if observation.pid_namespace in {"", HOST_PID_NAMESPACE}:
+    if observation.on_host:
         return ""
     return f" (seen from process namespace {observation.pid_namespace}: a container?)"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpufleet.judge.evidence import Evidence
-from gpufleet.judge.finding import Finding
+from gpufleet.judge.finding import Cure, Finding
 from gpufleet.masking import masked_command
 from gpufleet.model import Verdict
 from gpufleet.observation import Observation, Process
@@ -33,9 +33,15 @@ def workload_findings(evidence: Evidence, policy: Policy, ssh: str) -> Iterator[
         else:
             state = "to be killed"
         groups.setdefault(state, []).append(decision)
+    act = evidence.after.act
+    stuck = act is not None and act.stop in {"dying", "unkillable"}
+    cures: dict[str, Cure] = {"to be killed": "kill"}
+    if stuck:
+        cures["survived KILL"] = "reboot"
     for state, decisions in groups.items():
         step = stop_command(decisions[0].process, ssh)
-        yield Finding(Verdict.DIRTY, f"{state}: {_named(decisions)}", step, again=True)
+        reason = f"{state}: {_named(decisions)}"
+        yield Finding(Verdict.DIRTY, reason, step, again=True, cure=cures.get(state, ""))
     first = evidence.after.samples[0]
     if first is not evidence.after.last:
         earlier = make_plan(replace(evidence.after, samples=(first,)), policy)
@@ -86,10 +92,12 @@ def stuck_findings(observation: Observation, ssh: str) -> Iterator[Finding]:
             Verdict.BROKEN,
             f"a thread ({act.stuck_thread}) stays in state D after KILL and does no work",
             f"{ssh} reboot",
+            cure="reboot",
         )
     elif act.stop == "dying":
         reason = "killed processes are still dying at the deadline"
-        yield Finding(Verdict.DIRTY, reason, f"{ssh} 'ps -eLo pid,tid,stat,comm | grep D'")
+        step = f"{ssh} 'ps -eLo pid,tid,stat,comm | grep D'"
+        yield Finding(Verdict.DIRTY, reason, step, cure="reboot")
 
 
 def fuser_findings(observation: Observation, plan: Plan, ssh: str) -> Iterator[Finding]:

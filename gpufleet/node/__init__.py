@@ -128,14 +128,58 @@ def stop_script(
     return Script("stop", files, variables, 2 * policy.limits.owner_s + 10)
 
 
-def start_script(policy: Policy, *, lock: str) -> Script:
-    """Starts what the node's file says was stopped. An interrupt of the run doesn't cut it."""
+DAEMON_KINDS = ("daemon", "persistence")
+"""What a GPU reset stops: started again whatever becomes of the node."""
+
+
+def start_script(policy: Policy, *, lock: str, only: Iterable[str] = ()) -> Script:
+    """Starts what the node's file says was stopped, or of that the kinds in `only`. An interrupt of the
+    run doesn't cut it."""
     variables = {
         **_owners_common(policy, lock),
         "GF_SETTLE_S": f"{max(policy.settle_s, STAYS_UP_S):.2f}",
+        "GF_ONLY": " ".join(only),
     }
-    files = ("frame.sh", "lock.sh", "stopped.sh", "start.sh")
+    files = ("frame.sh", "lock.sh", "stopped.sh", "starting.sh", "start.sh")
     return Script("start", files, variables, 2 * policy.limits.owner_s + 10, shielded=True)
+
+
+def gpu_reset_script(
+    policy: Policy, daemons: Iterable[str], *, lock: str, run: str, who: str
+) -> Script:
+    """Stops `daemons`, resets all GPUs, starts them again. An interrupt of the run doesn't cut it."""
+    limits = policy.limits
+    variables = {
+        "GF_DAEMONS": " ".join(daemons),
+        "GF_LOCK": lock,
+        "GF_RUN": run,
+        "GF_WHO": who,
+        "GF_SETTLE_S": f"{max(policy.settle_s, STAYS_UP_S):.2f}",
+        "GF_TOOL_S": _seconds(limits.daemon_s),
+        "GF_ALL_CS": _hundredths(4 * limits.daemon_s),
+        "GF_RESET_S": _seconds(limits.gpu_reset_s),
+        "GF_RESET_CS": _hundredths(max(limits.gpu_reset_s, 1.0)),
+    }
+    files = ("frame.sh", "lock.sh", "stopped.sh", "starting.sh", "gpureset.sh")
+    return Script("gpu-reset", files, variables, 2 * limits.daemon_s + 10, shielded=True)
+
+
+def reboot_script(policy: Policy, *, boot_id: str, lock: str, who: str) -> Script:
+    """Reboots the node, if it still is the boot that was looked at."""
+    variables = {
+        "GF_BOOT": boot_id,
+        "GF_LOCK": lock,
+        "GF_WHO": who,
+        "GF_TOOL_S": _seconds(policy.limits.tool_s),
+    }
+    files = ("frame.sh", "lock.sh", "reboot.sh")
+    return Script("reboot", files, variables, 2 * policy.limits.tool_s + 10)
+
+
+def boot_script(policy: Policy) -> Script:
+    """Which boot this is, and whether all its services are up."""
+    variables = {"GF_TOOL_S": _seconds(min(policy.limits.tool_s, 10.0))}
+    return Script("boot", ("frame.sh", "boot.sh"), variables)
 
 
 def shm_script(names: Iterable[str], *, lock: str) -> Script:

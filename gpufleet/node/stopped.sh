@@ -2,7 +2,8 @@
 # What was stopped here and is to run again: a file that a reboot doesn't lose, one line for each
 # owner in the order of stopping, "KIND TARGET RUN". And how each kind is stopped, started and asked.
 # Kinds: service, user-service (UID:NAME), docker and podman (a container's id), supervisor, job,
-# drain (the node's name in Kubernetes).
+# drain (the node's name in Kubernetes), daemon (a unit that a GPU reset stops), persistence (indices
+# of GPUs).
 
 # Not in /var/lib/gpufleet: that is root's record of runs, which others may be let into.
 GF_STOPPED=/var/lib/gpufleet-node/stopped
@@ -59,7 +60,9 @@ gf_as_user() {
 # gf_do stop|start KIND TARGET
 gf_do() {
   case $1.$2 in
-    *.service) gf_bounded systemctl "$1" -- "$3" ;;
+    *.service | *.daemon) gf_bounded systemctl "$1" -- "$3" ;;
+    stop.persistence) gf_bounded nvidia-smi -i "$3" -pm 0 ;;
+    start.persistence) gf_bounded nvidia-smi -i "$3" -pm 1 ;;
     *.user-service) gf_as_user "${3%%:*}" systemctl --user "$1" -- "${3#*:}" ;;
     # Stopped by name, neither brings it back by its restart policy.
     stop.docker | stop.podman)
@@ -84,12 +87,13 @@ gf_do() {
 # up, starting, failing (it is started again and again), down, unknown.
 gf_state_of() {
   case $1 in
-    service) gf_bounded systemctl show --property=ActiveState,SubState,NRestarts -- "$2" ;;
+    service | daemon) gf_bounded systemctl show --property=ActiveState,SubState,NRestarts -- "$2" ;;
     user-service)
       gf_as_user "${2%%:*}" systemctl --user show --property=ActiveState,SubState,NRestarts -- "${2#*:}"
       ;;
     docker | podman) gf_bounded "$1" inspect --type container --format 'status={{.State.Status}}=' "$2" ;;
     supervisor) gf_bounded supervisorctl status "$2" ;;
+    persistence) gf_bounded nvidia-smi -i "$2" --query-gpu=persistence_mode --format=csv,noheader ;;
     drain) gf_bounded kubectl get node "$2" -o 'jsonpath=cordoned={.spec.unschedulable}=' ;;
     *) true >"$GF_FILE.out" ;;
   esac
@@ -98,6 +102,8 @@ gf_state_of() {
   case $GF_WORDS in
     *SubState=auto-restart* | *=restarting=* | *BACKOFF*) GF_IS=failing ;;
     *ActiveState=active\ * | *ActiveState=reloading\ * | *=running=* | *=paused=* | *RUNNING* | *cordoned==*) GF_IS=up ;;
+    *Disabled*) GF_IS=down ;;
+    Enabled*) GF_IS=up ;;
     *ActiveState=activating\ * | *STARTING*) GF_IS=starting ;;
     *ActiveState=* | *status=*=* | *STOPPED* | *EXITED* | *FATAL* | *STOPPING* | *cordoned=true=*) GF_IS=down ;;
     *) GF_IS=unknown ;;

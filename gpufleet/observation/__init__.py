@@ -158,6 +158,11 @@ class Observation:
     def last(self) -> Sample:
         return self.samples[-1]
 
+    @property
+    def on_host(self) -> bool:
+        """Seen from a machine's first process namespace, as far as it is known; not from a container."""
+        return self.pid_namespace in {"", HOST_PID_NAMESPACE}
+
 
 def parse_observation(answer: Answer) -> Observation:
     """Everything an answer of look.sh or act.sh says. Missing sections become blindness, not absence."""

@@ -119,6 +119,7 @@ def node_document(
         "survivors": [_process(line) for line in node.survivors],
         "stopped": [vars(line) for line in node.stopped],
         "leftovers": [vars(one) for one in node.leftovers],
+        "escalations": [vars(one) | {"steps": list(one.steps)} for one in node.escalations],
         "timeline": [vars(moment) for moment in node.timeline],
     }
     if command == "status":

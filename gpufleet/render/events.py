@@ -33,7 +33,7 @@ class Events:
         self._clock = clock
         self._began = clock()
         self._lock = threading.Lock()
-        self._phases: dict[str, str] = {}
+        self._phases: dict[str, tuple[str, str]] = {}
         self._told: set[str] = set()
         self._failure: OSError | None = None
 
@@ -49,12 +49,14 @@ class Events:
         )
 
     def on_event(self, host: str, phase: str, detail: str) -> None:
-        """A phase that goes on (a heartbeat each second) is one line; `done` comes as `node`."""
+        """A phase that goes on (a heartbeat each second) is one line, of a GPU reset each step; `done`
+        comes as `node`."""
+        step = detail if phase == "gpu-reset" else ""
         if phase == "memory":
             gpus = [{"index": i, "memory_used_mib": mib} for i, mib in reading(detail).items()]
             self._say("memory", host=host, gpus=gpus)
-        elif phase != "done" and (phase == "retry" or self._phases.get(host) != phase):
-            self._phases[host] = phase
+        elif phase != "done" and (phase == "retry" or self._phases.get(host) != (phase, step)):
+            self._phases[host] = phase, step
             self._say("phase", host=host, phase=phase, detail=detail)
 
     def on_report(self, node: NodeReport) -> None:

@@ -46,6 +46,7 @@ def _told(node: NodeReport) -> tuple[Hashable, ...]:
         own,
         node.stopped,
         node.leftovers,
+        *((one.rung, one.done, _without_name(one.why, node)) for one in node.escalations),
         *(_without_name(text, node) for text in texts),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpufleet.masking import printable
 from gpufleet.model import (
+    Escalation,
     Gpu,
     Leftover,
     Moment,
@@ -113,6 +114,10 @@ def _node(node: Mapping[str, Any]) -> NodeReport:
         spared=tuple(ProcessLine(**line) for line in node["spared"]),
         survivors=tuple(ProcessLine(**line) for line in node["survivors"]),
         stopped=tuple(Stopped(**line) for line in node.get("stopped", ())),
+        escalations=tuple(
+            Escalation(**{**one, "steps": tuple(one["steps"])})
+            for one in node.get("escalations", ())
+        ),
         leftovers=tuple(Leftover(**one) for one in node.get("leftovers", ())),
         timeline=tuple(Moment(**moment) for moment in node["timeline"]),
         **{key: node[key] for key in plain},

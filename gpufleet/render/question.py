@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpufleet.masking import printable
@@ -16,8 +16,15 @@ Fold = Callable[[Sequence[str]], str]
 """gpu01, gpu02 -> gpu[01-02]"""
 
 
-def question_text(report: RunReport, fold: Fold, now: datetime, inventory: str = "") -> str:
-    """The plan of a dry run, by owner, and the nodes on which nothing will be killed.
+def question_text(
+    report: RunReport,
+    fold: Fold,
+    now: datetime,
+    inventory: str = "",
+    escalate: Mapping[str, str] | None = None,
+) -> str:
+    """The plan of a dry run, by owner, and the nodes on which nothing will be killed. `escalate`: what
+    each host's settings allow.
 
     16 nodes: 160 processes of root since Tuesday; 8 of alice in slurm job 4711 on gpu07 since 14:02
     """
@@ -32,12 +39,19 @@ def question_text(report: RunReport, fold: Fold, now: datetime, inventory: str =
     lines += _stops(acted, fold)
     lines += _others(report.nodes, fold)
     lines += _hooks(acted, fold)
+    lines += _rungs(report.nodes, fold, escalate or {})
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def will_act(node: NodeReport) -> bool:
     """Does a reset of this node kill anything, as far as its dry run shows?"""
     return bool(node.planned) and node.verdict in {Verdict.DIRTY, Verdict.BROKEN, Verdict.UNKNOWN}
+
+
+def may_escalate(node: NodeReport, allowed: str) -> bool:
+    """Could more than killing follow on this node? Only one that isn't clean now is asked about."""
+    told = {Verdict.DIRTY, Verdict.BROKEN, Verdict.UNKNOWN}
+    return allowed not in {"", "none"} and node.verdict in told
 
 
 def runs_hooks(node: NodeReport) -> bool:
@@ -101,6 +115,21 @@ def _stops(nodes: Sequence[NodeReport], fold: Fold) -> list[str]:
                 found.setdefault(stop.owner, []).append(node.host)
     lines = [f"  stop {owner} on {fold(hosts)}" for owner, hosts in found.items()]
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"  stop {len(lines) - SHOWN} more"]
+
+
+def _rungs(nodes: Sequence[NodeReport], fold: Fold, escalate: Mapping[str, str]) -> list[str]:
+    """`if killing is not enough, GPU reset and then reboot: gpu[01-16]`, and what is due already."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        allowed = escalate.get(node.host, "")
+        if may_escalate(node, allowed):
+            for one in node.escalations:
+                if not one.done:
+                    found.setdefault(f"{one.rung}: {one.why[:120]}", []).append(node.host)
+            last = "GPU reset and then reboot" if allowed == "reboot" else "GPU reset"
+            found.setdefault(f"if killing is not enough, {last}", []).append(node.host)
+    lines = [f"  {what}: {fold(hosts)}" for what, hosts in found.items()]
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"  … {len(lines) - SHOWN} more"]
 
 
 def _hooks(nodes: Sequence[NodeReport], fold: Fold) -> list[str]:

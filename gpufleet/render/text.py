@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from gpufleet.masking import printable
-from gpufleet.model import Gpu, NodeReport, ProcessLine, RunReport, Stopped, Verdict
+from gpufleet.model import Escalation, Gpu, NodeReport, ProcessLine, RunReport, Stopped, Verdict
 from gpufleet.policy import NodeSpec
 from gpufleet.render.document import VERDICTS
 from gpufleet.render.folding import folded, names
@@ -138,6 +138,8 @@ def details(
         yield printable(f"    {done}: {one.path}, {one.size_bytes / (1 << 20):.1f} MiB{why}")
     for stop in node.stopped:
         yield f"    {_stopped(stop, report)}"
+    for rung in node.escalations:
+        yield _wrapped(f"    {_escalated(rung)}", ink)
     processes = [("survivor", node.survivors)]
     if verbose or report.dry_run:
         acted = report.command == "reset" and not report.dry_run
@@ -175,6 +177,13 @@ def _stopped(stop: Stopped, report: RunReport) -> str:
         return printable(f"not stopped: {stop.owner} by {stop.action}: {stop.stopped}")
     again = stop.restored or "no (gpufleet restore)"
     return printable(f"stopped: {stop.owner} by {stop.action}; started again: {again}")
+
+
+def _escalated(one: Escalation) -> str:
+    """`gpu-reset: yes (GPU 3 wants recovery action 'Reset')`; in a dry run with what it would do."""
+    if not one.done:
+        return printable(f"would escalate: {', '.join(one.steps)} ({one.why})")
+    return printable(f"{one.rung}: {one.done} ({one.why})")
 
 
 def _process_lines(title: str, lines: Sequence[ProcessLine]) -> Iterator[str]:

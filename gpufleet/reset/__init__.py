@@ -19,6 +19,7 @@ from gpufleet.observation import Observation, parse_observation, reading_words
 from gpufleet.plan import NO_PLAN, make_plan
 from gpufleet.policy import NodeSpec
 from gpufleet.reset.ending import close, ended_early, report_of
+from gpufleet.reset.escalation import climb, plan_rungs, rung_due
 from gpufleet.reset.hooks import ask_guard, run_after, run_before, told
 from gpufleet.reset.owners import plan_stops, start_owners, stop_owners
 from gpufleet.reset.repeats import note_again, patiently
@@ -51,8 +52,10 @@ def reset_node(
 
     def noted(phase: str, detail: str) -> None:
         """A phase that goes on (a heartbeat each second) is one moment, with its first word."""
-        new = not moments or phase != moments[-1].phase or phase == "retry"
-        if new and phase != "memory":
+        last = moments[-1] if moments else None
+        new = last is None or phase != last.phase or phase == "retry"
+        step = phase == "gpu-reset" and last is not None and detail != last.detail
+        if (new or step) and phase != "memory":
             moments.append(Moment(round(run.clock() - started, 3), phase, detail))
         on_event(phase, detail)
 
@@ -93,13 +96,27 @@ def _reset(state: State) -> NodeReport:
         return report_of(state, stop)
     if state.run.dry_run:
         plan_stops(state)
+        plan_rungs(state, judgement)
         return report_of(state, _dry_run(state, observation))
     if _worth_preparing(state, judgement):
         judgement = _prepared(state)
+    judgement = _acted(state, judgement)
+    judgement = climb(
+        state,
+        judgement,
+        again=_seen_again,
+        look=lambda state: _judge(state, _looked_again(state)),
+        act=_acted_anew,
+    )
+    return close(state, report_of(state, judgement))
+
+
+def _acted(state: State, judgement: Judgement) -> Judgement:
+    """Have owners stop it, kill what is left, until nothing more is to be done."""
     if state.spec.policy.stop == "owner" and _worth_acting(state, judgement):
         judgement = _without_owners(state, judgement)
     if not _worth_acting(state, judgement):
-        return report_of(state, judgement)
+        return judgement
     rounds = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda result: _worth_acting(state, result)),
         stop=tenacity.stop_never,  # _worth_acting counts attempts and looks at the deadline
@@ -107,7 +124,25 @@ def _reset(state: State) -> NodeReport:
         sleep=state.run.sleep,
         before_sleep=lambda call: state.on_event("retry", why(call)),
     )
-    return close(state, report_of(state, rounds(_act, state)))
+    return rounds(_act, state)
+
+
+def _seen_again(state: State) -> Judgement:
+    """What was seen a while ago, seen once more, and the guard asked once more."""
+    judgement = _act(state)
+    if not state.refused and (stop := ask_guard(state, judgement)):
+        state.refused = True
+        return stop
+    return judgement
+
+
+def _acted_anew(state: State, judgement: Judgement) -> Judgement:
+    """The same after a rung: a scheduler may have given the node to somebody meanwhile."""
+    killing = state.plan is not None and bool(state.plan.kill)
+    if killing and _worth_acting(state, judgement) and (stop := ask_guard(state, judgement)):
+        state.refused = True
+        return stop
+    return _acted(state, judgement)
 
 
 def _forbidden(state: State, judgement: Judgement) -> Judgement | None:
@@ -156,7 +191,12 @@ def _worth_preparing(state: State, judgement: Judgement) -> bool:
     hooks, plan, after = state.spec.hooks, state.plan, state.after
     if not (hooks.before or hooks.after) or state.run.interrupted():
         return False
-    if plan is None or after is None or not plan.may_act or after.last.memory.hung:
+    if plan is None or after is None or not plan.may_act:
+        return False
+    due = rung_due(state, judgement, planned=True)
+    if due.rung and not due.why_not:
+        return True
+    if after.last.memory.hung:
         return False
     return judgement.verdict is Verdict.DIRTY or _worth_acting(state, judgement)
 
@@ -189,6 +229,8 @@ def _looked_again(state: State) -> Observation:
     state.after = None
     observation = parse_observation(ask(state, script, timeout_s=state.left_s))
     _learn(state, observation)
+    if state.rungs:
+        state.daemons_before = observation
     return observation
 
 
@@ -218,7 +260,8 @@ def _worth_acting(state: State, judgement: Judgement) -> bool:
     if _strangers(state):
         return False
     if plan.kill:
-        return state.attempts < policy.attempts and max(state.comebacks.values(), default=0) < 2
+        tries = state.attempts - state.attempts_earlier
+        return tries < policy.attempts and max(state.comebacks.values(), default=0) < 2
     return judgement.again and state.idle_rounds < IDLE_ROUNDS
 
 
@@ -266,6 +309,7 @@ def _learn(state: State, observation: Observation) -> None:
     state.refused = not observation.samples
     if state.refused:
         return
+    state.seen_at = state.run.clock()
     known = set(state.decided)
     first_look = state.after is None
     state.after = observation
@@ -293,6 +337,7 @@ def _judge(state: State, observation: Observation) -> Judgement:
         state.before = observation
     evidence = Evidence(
         before=state.before,
+        daemons_before=state.daemons_before,
         after=observation,
         plan=state.plan or NO_PLAN,
         killed=tuple(state.decided[i] for i in state.killed if i in state.decided),

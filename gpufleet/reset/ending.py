@@ -10,6 +10,7 @@ from gpufleet.model import NodeReport, Verdict
 from gpufleet.node import close_script
 from gpufleet.observation import parse_ports
 from gpufleet.report import failed_report, node_report, syslog_line, with_ports
+from gpufleet.reset.escalation import WORDS, with_rungs
 from gpufleet.reset.owners import with_owners
 from gpufleet.reset.state import State
 
@@ -21,7 +22,7 @@ def close(state: State, report: NodeReport) -> NodeReport:
     node that won't take them has its verdict all the same."""
     line = syslog_line(report, state.run.run_id, state.run.who)
     script = close_script(line=line, ports=bool(report.survivors))
-    if state.transport is None or not state.attempts:
+    if state.transport is None or not (state.attempts or state.rungs):
         return report
     try:
         answer = state.transport.run(script, timeout_s=_CLOSE_S)
@@ -31,7 +32,7 @@ def close(state: State, report: NodeReport) -> NodeReport:
 
 
 def report_of(state: State, judgement: Judgement) -> NodeReport:
-    report = with_owners(state, _report_of(state, judgement))
+    report = with_rungs(state, with_owners(state, _report_of(state, judgement)))
     return replace(report, warnings=(*report.warnings, *state.notes))
 
 
@@ -51,13 +52,15 @@ def _report_of(state: State, judgement: Judgement) -> NodeReport:
 
 def ended_early(state: State, error: NodeError) -> NodeReport:
     """No finished answer. After the first act the node's state is unknown, whatever the reason."""
-    if state.attempts == 0 and not state.opened and not state.stopped_any:
+    if state.attempts == 0 and not state.opened and not state.stopped_any and not state.rungs:
         return _ended_untouched(state, error)
     reason = "interrupted" if state.run.interrupted() else error.reason
     if state.attempts == 0 and state.spec.hooks.before:
         reason = f"{reason} after `before` had begun, nothing was killed"
     if state.attempts == 0 and state.stopped_any:
         reason = f"{reason} after owners were being stopped"
+    if state.rungs:
+        reason = f"{reason} after a {WORDS[state.rungs[-1].rung]} ({state.rungs[-1].done})"
     judgement = Judgement(
         Verdict.UNKNOWN,
         f"{reason}: state not verified",

@@ -116,7 +116,7 @@ def start_owners(state: State, report: NodeReport) -> NodeReport:
     """The report after what was stopped was started again, where that is asked for and the node CLEAN;
     else with how to do it."""
     report = replace(report, stopped=_lines(state))
-    if not any(line.stopped in {"yes", "not confirmed"} for line in report.stopped):
+    if not any(stop in {"yes", "not confirmed"} for stop in state.stopped.values()):
         return report
     host = state.spec.name
     if state.run.dry_run:
@@ -172,7 +172,7 @@ def _restore(host: str) -> str:
 
 
 def _lines(state: State) -> tuple[Stopped, ...]:
-    return tuple(
+    stops = (
         Stopped(
             one_line(stop.owner),
             one_line(stop.action),
@@ -181,6 +181,7 @@ def _lines(state: State) -> tuple[Stopped, ...]:
         )
         for stop in state.stops
     )
+    return (*stops, *state.daemons)
 
 
 def _outcome(outcome: Outcome | None, policy: Policy) -> str:

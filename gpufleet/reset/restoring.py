@@ -22,6 +22,8 @@ _ACTIONS = {
     "podman": "podman start {}",
     "supervisor": "supervisorctl start {}",
     "drain": "kubectl uncordon {}",
+    "daemon": "systemctl start {}",
+    "persistence": "nvidia-smi -i {} -pm 1",
 }
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gpufleet.model import ProcessLine
+from gpufleet.judge import Judgement
+from gpufleet.model import Escalation, ProcessLine, Stopped
 from gpufleet.observation import Observation, Owner
 from gpufleet.observation.managed import Managed
 from gpufleet.plan import Decision, Plan
@@ -16,9 +17,9 @@ from gpufleet.policy import NodeSpec
 from gpufleet.transport import Connect, Transport
 
 OnEvent = Callable[[str, str], None]
-"""Called with a phase (connect, look, guard, before, kill, free, settle, retry, after, done) and a
-detail, for progress on a screen; and with `memory` and a reading (`0=150000 1=0 2=?`, MiB by GPU),
-which is no phase."""
+"""Called with a phase (connect, look, guard, before, kill, free, settle, retry, after, turn, gpu-reset,
+reboot, boot, done) and a detail, for progress on a screen; and with `memory` and a reading
+(`0=150000 1=0 2=?`, MiB by GPU), which is no phase."""
 
 Crowd = frozenset[tuple[str, str]]
 """Whose processes a person was shown on a node: user, and Slurm job or ""."""
@@ -56,11 +57,27 @@ class Resetting:
     repeatable: bool = False
     """Another process may do, or have done, the same: what came of it counts, and isn't repeated."""
 
+    agreed: frozenset[str] | None = None
+    """Hosts on which a person agreed to what `escalate` allows. None: nobody was asked."""
+    turn: Callable[[str], str] = lambda host: ""
+    """Waits until a host's turn for a rung has come, which is its own until its end: "", or why it
+    doesn't come."""
+
     def own_pids(self, observation: Observation) -> frozenset[int]:
         node = (observation.boot_id, observation.pid_namespace)
         return frozenset().union(
             *(one.pids for one in self.here if node == (one.boot_id, one.pid_namespace))
         )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A rung. `done`: "yes", or what came of it. `worked`: worth a patient look. `end`: what holds
+    without one."""
+
+    done: str
+    worked: bool = False
+    end: Judgement | None = None
 
 
 @dataclass
@@ -103,6 +120,15 @@ class State:
     """Another process of the run began what was to be done here, and nobody knows what came of it."""
     hooks_s: float = 0.0
     """Seconds that hooks took: theirs, not the node's budget."""
+    seen_at: float = 0.0
+    """When the newest observation came."""
+    daemons_before: Observation | None = None
+    """What daemons are compared with after a rung, which bounces them: the look that came after it."""
+    rungs: list[Escalation] = field(default_factory=list)
+    daemons: list[Stopped] = field(default_factory=list)
+    """What GPU resets stopped and started."""
+    attempts_earlier: int = 0
+    """Before the last rung: what comes back after it is new."""
 
     @property
     def owners_hit(self) -> frozenset[Owner]:
@@ -138,6 +164,20 @@ class State:
     def dying_left_s(self) -> float:
         policy = self.spec.policy
         return max(policy.timeout_s, policy.dying_timeout_s) - self.elapsed_s + self.hooks_s
+
+    def allow(self, seconds: float) -> None:
+        """At least so long from now: what a rung wants isn't the node's budget."""
+        self.hooks_s += max(0.0, seconds - self.left_s)
+
+    def begin_anew(self) -> None:
+        """After a rung: as many attempts as before, for what comes back."""
+        self.attempts_earlier = self.attempts
+        self.idle_rounds = 0
+        self.comebacks.clear()
+
+    def lose_sight(self) -> None:
+        """The node is going down: nothing that was seen there holds any more."""
+        self.after = self.plan = None
 
 
 def crowd_of(lines: tuple[ProcessLine, ...]) -> Crowd:

@@ -20,6 +20,7 @@ from gpufleet.run.interrupt import Interrupt
 from gpufleet.run.origin import new_run_id, person
 from gpufleet.run.rolling import Rolling, parse_rolling
 from gpufleet.run.task import Command, Task
+from gpufleet.run.turns import Turns
 
 __all__ = [
     "Engine",
@@ -67,6 +68,7 @@ def reset(
     """
     rolling = parse_rolling(batch, max_failures, canary)
     task = _task("reset", run_id, dry_run, _crowds(shown) if shown else None)
+    task = replace(task, agreed=_agreed(shown) if shown else None)
     if dry_run:
         rolling = Rolling()
     return _run(task, specs, selection, parallel, progress, executor, engine, rolling)
@@ -78,6 +80,12 @@ def _crowds(shown: RunReport) -> Mapping[str, Crowd]:
         node.host: frozenset() if node.verdict is Verdict.SKIPPED else crowd_of(node.planned)
         for node in shown.nodes
     }
+
+
+def _agreed(shown: RunReport) -> frozenset[str]:
+    """Nodes of which the question said that they aren't clean, and so what may follow."""
+    told = {Verdict.DIRTY, Verdict.BROKEN, Verdict.UNKNOWN}
+    return frozenset(node.host for node in shown.nodes if node.verdict in told)
 
 
 def restore(
@@ -155,8 +163,19 @@ def _run(
     started = _now()
     progress = progress or Progress()
     interrupt = Interrupt()
-    with opened(engine or Engine(), executor, task, specs, parallel, interrupt, progress) as site:
-        nodes = hand_out(specs, site.submit, interrupt, parallel, progress, rolling, site.places)
+    turns = Turns(rolling or Rolling(), len(specs), interrupt.__bool__)
+    where = opened(engine or Engine(), executor, task, specs, parallel, interrupt, progress, turns)
+    with where as site:
+        nodes = hand_out(
+            specs,
+            site.submit,
+            interrupt,
+            parallel,
+            progress,
+            rolling,
+            site.places,
+            turns.waited_s,
+        )
     return RunReport(
         task.run_id,
         task.command,

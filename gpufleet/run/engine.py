@@ -21,6 +21,7 @@ from gpufleet.run.fanout import Progress, Submit
 from gpufleet.run.interrupt import Interrupt
 from gpufleet.run.origin import here
 from gpufleet.run.task import TOUCHING, Desk, Task, perform
+from gpufleet.run.turns import Turns
 
 if TYPE_CHECKING:
     from gpufleet.ssh import Network
@@ -68,9 +69,11 @@ def opened(
     parallel: int,
     interrupt: Interrupt,
     progress: Progress,
+    turns: Turns,
 ) -> Iterator[Site]:
     """The engine for the time of a run. Raises `UsageError` for one that can't be had."""
-    count = engine.count(len(specs))
+    escalates = any(spec.policy.escalate != "none" for spec in specs) and not task.dry_run
+    count = 1 if escalates and engine.processes is None else engine.count(len(specs))
     if engine.scheduler and executor is None:
         from gpufleet.run.cluster import cluster  # noqa: PLC0415  # most runs need none
 
@@ -84,7 +87,7 @@ def opened(
         with _processes(count, task, specs, parallel, interrupt, progress) as site:
             yield site
     else:
-        with _threads(executor, task, specs, parallel, interrupt, progress) as site:
+        with _threads(executor, task, specs, parallel, interrupt, progress, turns) as site:
             yield site
 
 
@@ -96,9 +99,10 @@ def _threads(
     parallel: int,
     interrupt: Interrupt,
     progress: Progress,
+    turns: Turns,
 ) -> Iterator[Site]:
     with contextlib.closing(_network(specs, progress)) as network:
-        desk = Desk(interrupt, network, progress.on_event)
+        desk = Desk(interrupt, network, progress.on_event, turns)
         pool = executor or ThreadPoolExecutor(max(1, min(parallel, len(specs))), "gpufleet")
         try:
             yield Site(lambda spec: pool.submit(desk.work, task, spec))

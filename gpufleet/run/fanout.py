@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -77,9 +77,11 @@ def hand_out(
     progress: Progress | None = None,
     rolling: Rolling | None = None,
     places: Callable[[], int] | None = None,
+    waited_s: Callable[[str], float] = lambda host: 0.0,
 ) -> tuple[NodeReport, ...]:
     """The same for whatever takes a node and has its report some time. `places`: so many it can work
-    on now, asked each time."""
+    on now, asked each time. `waited_s`: how long a node has waited for others, which isn't its own
+    time."""
     progress = progress or Progress()
     rolling = rolling or Rolling()
     if len({spec.name for spec in specs}) != len(specs):
@@ -104,7 +106,7 @@ def hand_out(
         left = list(specs)
         for number, size in enumerate(rolling.batches(len(specs))):
             batch, left = left[:size], left[size:]
-            _fan_out(batch, submit, interrupt, limit, settle, stopped)
+            _fan_out(batch, submit, interrupt, limit, settle, stopped, waited_s)
             why = stopped()
             if not why and rolling.canary and number == 0 and left:
                 canaries = [reports[spec.name] for spec in batch if spec.name in reports]
@@ -123,6 +125,7 @@ def _fan_out(
     limit: Callable[[], int],
     settle: Callable[[NodeReport], None],
     stopped: Callable[[], str],
+    waited_s: Callable[[str], float],
 ) -> None:
     """Start nodes as places become free and nothing speaks against it; hand over each report as it
     comes."""
@@ -160,7 +163,7 @@ def _fan_out(
                 reason = "interrupted: state not verified"
                 settle(_lost(spec, reason, now - started) if touched else untouched(spec))
                 del running[future]
-            elif now - started > _limit_s(spec):
+            elif now - started - waited_s(spec.name) > _limit_s(spec):
                 settle(_lost(spec, "gave no result long after its deadline", now - started))
                 del running[future]
 
@@ -180,15 +183,20 @@ def _limit_s(spec: NodeSpec) -> float:
     policy = spec.policy
     budget_s = max(policy.timeout_s, policy.dying_timeout_s) + policy.grace_s
     budget_s += 4 * policy.owners_s  # stopped, and started
+    budget_s += 2 * policy.rungs_s
     return budget_s + spec.hooks.longest_s + _OVERTIME_S
 
 
 def _wind_down_s(spec: NodeSpec) -> float:
     """An `after` puts back what `before` took away: it gets its time, over a new connection."""
-    if not spec.hooks.after and not spec.policy.restart:
+    policy = spec.policy
+    if not spec.hooks.after and not policy.restart and policy.escalate == "none":
         return WIND_DOWN_S
+    # Of a rung only what it stopped is waited for, until that runs again.
+    rung_s = 0.0 if policy.escalate == "none" else 4 * policy.limits.daemon_s
     return (
-        WIND_DOWN_S
+        rung_s
+        + WIND_DOWN_S
         + 2 * spec.access.connect_timeout_s
         + spec.hooks.after_timeout_s
         + 10
@@ -204,8 +212,15 @@ def _lost(spec: NodeSpec, reason: str, elapsed_s: float) -> NodeReport:
         reason,
         f"gpufleet status --hosts {spec.name}",
         elapsed_s=round(elapsed_s, 3),
-        warnings=("`after` may not have run",) if spec.hooks.after else (),
+        warnings=tuple(_open_ends(spec)),
     )
+
+
+def _open_ends(spec: NodeSpec) -> Iterator[str]:
+    if spec.hooks.after:
+        yield "`after` may not have run"
+    if spec.policy.escalate != "none":
+        yield f"what a GPU reset stopped may not run again: gpufleet restore --hosts {spec.name}"
 
 
 def untouched(spec: NodeSpec, why: str = "") -> NodeReport:

@@ -20,6 +20,7 @@ from gpufleet.reset import Crowd, Here, Resetting, reset_node, restore_node
 from gpufleet.run.fanout import untouched
 from gpufleet.run.interrupt import Connector, Interrupt
 from gpufleet.run.origin import here
+from gpufleet.run.turns import Turns, nobodys_turn
 
 if TYPE_CHECKING:
     from gpufleet.ssh import Network, Way
@@ -29,7 +30,9 @@ Command = Literal["reset", "restore", "status", "check"]
 Tell = Callable[[str, str, str], None]
 """Called with host, phase and detail."""
 
-TOUCHING = frozenset({"before", "stop", "kill", "free", "clean", "start", "after"})
+TOUCHING = frozenset(
+    {"before", "stop", "kill", "free", "clean", "start", "after", "gpu-reset", "reboot"}
+)
 """Phases from which on a node is no longer as it was."""
 
 
@@ -44,6 +47,8 @@ class Task:
     here: Here | None = None
     """The machine that the run was started on, and the run's own processes there."""
     shown: Mapping[str, Crowd] | None = None
+    agreed: frozenset[str] | None = None
+    """Hosts on which a person agreed to what `escalate` allows; None where nobody was asked."""
     share: int = 1
     """So many processes share the limits of logins at one sshd."""
     repeatable: bool = False
@@ -53,16 +58,20 @@ class Task:
         """The part of it that one node needs: what is sent with each stays small."""
         if self.shown is None:
             return self
-        return replace(self, shown={name: self.shown.get(name, frozenset())})
+        agreed = None if self.agreed is None else self.agreed & {name}
+        return replace(self, shown={name: self.shown.get(name, frozenset())}, agreed=agreed)
 
 
 class Desk:
     """A process's place to work on the nodes of one run: its connections, and its interrupt."""
 
-    def __init__(self, interrupt: Interrupt, network: Network, tell: Tell) -> None:
+    def __init__(
+        self, interrupt: Interrupt, network: Network, tell: Tell, turns: Turns | None = None
+    ) -> None:
         self.interrupt = interrupt
         self._network = network
         self._tell = tell
+        self._turns = turns
         self._here = here()
         self.busy = 0
         """Nodes that are worked on."""
@@ -88,8 +97,16 @@ class Desk:
                 hurried=lambda: interrupt.hurried,
                 shown=task.shown,
                 repeatable=task.repeatable,
+                agreed=task.agreed,
+                turn=self._turns.take if self._turns else nobodys_turn,
             )
-            return reset_node(spec, connector, resetting, on_event, connector.anyway)
+            report = None
+            try:
+                report = reset_node(spec, connector, resetting, on_event, connector.anyway)
+            finally:
+                if self._turns:
+                    self._turns.end(spec.name, report)
+            return report
         if task.command == "restore":
             lock = f"run {task.run_id} by {task.who}"
             report = restore_node(spec, connector, lock, on_event)
