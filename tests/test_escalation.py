@@ -282,7 +282,11 @@ def test_restore_finishes_what_both_ends_lost(
 
 
 def running(
-    fleet: SimFleet, folder: Path, *arguments: str, **streams: int
+    fleet: SimFleet,
+    folder: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    **streams: int,
 ) -> subprocess.Popen[str]:
     """The command itself, to which the node's process namespace passes for a machine's."""
     code = "from gpufleet.observation import Observation; Observation.on_host = True\n"
@@ -292,7 +296,7 @@ def running(
         stdin=streams.get("stdin", subprocess.DEVNULL),
         stdout=subprocess.PIPE,
         stderr=streams.get("stderr", subprocess.PIPE),
-        env={"GPUFLEET_INVENTORY": str(fleet.fleet_yaml), **os.environ},
+        env={"GPUFLEET_INVENTORY": str(fleet.fleet_yaml), **os.environ, **(env or {})},
         text=True,
         cwd=folder,
     )
@@ -941,3 +945,18 @@ def test_a_run_that_was_killed_in_its_midst_names_restore_in_the_record(
 
     assert record["nodes"][0]["verdict"] == "UNKNOWN"
     assert record["nodes"][0]["next_step"] == "gpufleet restore --hosts gpu01"
+
+
+def test_several_processes_cannot_take_turns_and_take_no_rung(
+    fleet: SimFleet, node: SimNode, rig: Rig, tmp_path: Path
+) -> None:
+    node.fault(*WANTS)
+    code = "from gpufleet.observation import Observation; Observation.on_host = True\n"
+    (tmp_path / "sitecustomize.py").write_text(code)  # workers import it as well
+    path = {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    arguments = ["reset", "-H", "gpu[01-02]", "--escalate", "gpu-reset", "--processes", "2"]
+    out, _ = running(fleet, tmp_path, *arguments, "--json", env=path).communicate(timeout=60)
+
+    [rung] = json.loads(out)["nodes"][0]["escalations"]
+    assert rung["done"].startswith("no: only a run in one process (--processes 1)")
+    assert rig.calls() == []
