@@ -64,7 +64,7 @@ state() {{ cat "/run/units/$unit" 2>/dev/null || echo inactive; }}
 case "$1" in
   show)
     case "$*" in
-      *RequiredBy*) cat "/run/bound/$unit" 2>/dev/null ;;
+      *RequiredBy*) echo "RequiredBy=$(cat "/run/bound/$unit" 2>/dev/null)"; echo BoundBy= ;;
       *) echo "ActiveState=$(state)"; echo SubState=running; echo NRestarts=0 ;;
     esac ;;
   is-active) [ "$(state)" = active ] ;;

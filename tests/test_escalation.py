@@ -960,3 +960,31 @@ def test_several_processes_cannot_take_turns_and_take_no_rung(
     [rung] = json.loads(out)["nodes"][0]["escalations"]
     assert rung["done"].startswith("no: only a run in one process (--processes 1)")
     assert rig.calls() == []
+
+
+def test_another_boot_than_the_one_that_was_seen_is_not_ended(
+    node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    node.fault(*REBOOT)
+
+    def turn(_host: str) -> str:
+        rig.write("/run/boot_id", "33333333-3333-4333-8333-333333333333")
+        return ""
+
+    report = escalate("reboot", turn=turn)
+
+    assert rungs(report) == [("reboot", "no: it was rebooted since the look")]
+    assert (report.verdict, rig.calls()) == (Verdict.BROKEN, [])
+
+
+def test_a_node_whose_daemons_are_down_is_not_rebooted_over_it(
+    node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    node.fault(*WANTS)
+    rig.trouble("vain", RESET)
+    rig.trouble("fail", STARTS[0])
+
+    report = escalate("reboot")
+
+    assert report.reason.startswith(f"not up again after the GPU reset: {UNITS[2]} (")
+    assert rig.calls() == list(STEPS)

@@ -56,9 +56,9 @@ EOT
 gf_alone() {
   while read -r gf_kind gf_target; do
     [ "$gf_kind" = daemon ] || continue
-    gf_bounded systemctl show --value --property=RequiredBy,BoundBy,ConsistsOf -- "$gf_target"
+    gf_bounded systemctl show --property=RequiredBy,BoundBy,ConsistsOf -- "$gf_target"
     while read -r gf_line; do
-      for gf_unit in $gf_line; do
+      for gf_unit in ${gf_line#*=}; do
         case " $GF_DAEMONS " in *" $gf_unit "*) continue ;; esac
         case $gf_unit in *.service | *.scope) ;; *) continue ;; esac
         GF_OTHER="$gf_unit stops with $gf_target"
