@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from gpufleet.cli import app
+from gpufleet.cli import make_app
 from tests.conftest import command_for
 from tests.manpage import PAGE, man_page
 
@@ -24,7 +24,7 @@ groups:
   pool: gpu[01-02]
   training: odd
 """
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
 
 
 @pytest.fixture
