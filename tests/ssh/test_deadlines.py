@@ -113,7 +113,7 @@ def test_a_login_that_stands_still_or_breaks_ends_at_stage_authentication(
     assert said in error.reason
 
 
-@pytest.mark.parametrize("after", range(1480, 1780, 24))
+@pytest.mark.parametrize("after", range(1480, 1740, 20))
 def test_a_connection_that_is_cut_around_the_login_is_never_taken_for_a_refusal(
     after: int, fleet: SimFleet, node: SimNode, proxy: FaultProxy
 ) -> None:

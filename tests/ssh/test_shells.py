@@ -14,6 +14,7 @@ from gpufleet.errors import Unreachable
 from gpufleet.ssh import connect
 from tests.conftest import Command, spec_of
 from tests.simfleet import IDLE, SGLANG, NodeSettings, SimFleet, SimNode
+from tests.test_ssh import script
 
 SHELLS = ("bash", "dash", "zsh", "fish", "tcsh")
 
@@ -70,15 +71,18 @@ def test_a_busy_node_is_reset_whatever_the_login_shell(
 @pytest.fixture(scope="module")
 def odd() -> Iterator[SimFleet]:
     """gpu01: chacha20 only; gpu02: a slow key exchange only; gpu03: a forced command that talks
-    around the one asked for; gpu04: a locale that the node hasn't got, and text in none."""
+    around the one asked for; gpu04: a locale that the node hasn't got, and text in none; gpu05: new
+    keys every 16 KiB; gpu06: no cipher that seals and checks in one."""
     forced = 'ForceCommand echo "0, 77 MiB"; eval "$SSH_ORIGINAL_COMMAND"; echo "1, 77 MiB"'
     with SimFleet(
-        4,
+        6,
         scene=IDLE,
         overrides={
             "gpu01": NodeSettings(sshd_lines=("Ciphers chacha20-poly1305@openssh.com",)),
             "gpu02": NodeSettings(sshd_lines=("KexAlgorithms diffie-hellman-group16-sha512",)),
             "gpu03": NodeSettings(sshd_lines=(forced,)),
+            "gpu05": NodeSettings(sshd_lines=("RekeyLimit 16K",)),
+            "gpu06": NodeSettings(sshd_lines=("Ciphers aes128-ctr,aes256-ctr",)),
         },
     ) as fleet:
         rc = home(fleet["gpu04"]) / ".bashrc"
@@ -94,7 +98,27 @@ def test_a_cipher_that_we_lack_is_final_and_says_what_to_allow(odd: SimFleet) ->
     assert "aes-ctr" in caught.value.next_step
 
 
-@pytest.mark.parametrize("name", ["gpu02", "gpu03", "gpu04"])
+def test_the_cipher_that_costs_least_is_asked_for_first(odd: SimFleet) -> None:
+    used = {}
+    for name in ("gpu04", "gpu06"):
+        session = connect(spec_of(odd, odd[name]))
+        used[name] = session._connection.client.get_transport().remote_cipher
+        session.close()
+
+    assert used == {"gpu04": "aes128-gcm@openssh.com", "gpu06": "aes128-ctr"}
+
+
+def test_new_keys_in_the_middle_of_an_answer_cost_nothing_of_it(odd: SimFleet) -> None:
+    session = connect(spec_of(odd, odd["gpu05"]))
+    try:
+        for _ in range(5):
+            answer = session.run(script("gf_text long $(seq 1 20000)"), timeout_s=60)
+            assert [str(n) for n in range(1, 20001)] == answer.text("long").split()
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("name", ["gpu02", "gpu03", "gpu04", "gpu05", "gpu06"])
 def test_odd_servers_are_read_right(odd: SimFleet, gpufleet: Command, name: str) -> None:
     ran = gpufleet("reset", "--hosts", name, "--json", "-i", str(odd.fleet_yaml))
 
