@@ -121,4 +121,3 @@ def _options(
         note(context.get_help())
         return USAGE_ERROR
     return 0
-

@@ -165,7 +165,9 @@ def _run(
     interrupt = Interrupt()
     turns = Turns(rolling or Rolling(), len(specs), interrupt.__bool__)
     where = opened(engine or Engine(), executor, task, specs, parallel, interrupt, progress, turns)
-    with where as site:
+    first = sum((rolling or Rolling()).batches(len(specs))[:1])
+    with where as site, interrupt.caught():
+        site.begin(specs[: max(0, min(parallel, first))])
         nodes = hand_out(
             specs,
             site.submit,

@@ -54,10 +54,12 @@ class Engine:
 
 @dataclass(frozen=True)
 class Site:
-    """Takes nodes to be worked on. `places`: how many at once, where that isn't the run's to say."""
+    """Takes nodes to be worked on. `places`: how many at once, where that isn't the run's to say.
+    `begin`: told which nodes will be the first, whatever comes."""
 
     submit: Submit
     places: Callable[[], int] | None = None
+    begin: Callable[[Sequence[NodeSpec]], None] = lambda specs: None
 
 
 @contextlib.contextmanager
@@ -105,7 +107,10 @@ def _threads(
         desk = Desk(interrupt, network, progress.on_event, turns)
         pool = executor or ThreadPoolExecutor(max(1, min(parallel, len(specs))), "gpufleet")
         try:
-            yield Site(lambda spec: pool.submit(desk.work, task, spec))
+            yield Site(
+                lambda spec: pool.submit(desk.work, task, spec),
+                begin=network.begin if executor is None else lambda specs: None,
+            )
         finally:
             if executor is None:  # no thread is waited for: one may wait for a dead node
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,20 +13,14 @@ from pathlib import Path
 import paramiko
 
 from gpufleet.errors import Unreachable
-from gpufleet.ssh.knownhosts import Entry, KnownHosts, known_hosts, revoked_keys
+from gpufleet.ssh.knownhosts import (
+    Entry,
+    KnownHosts,
+    known_host_files,
+    known_hosts,
+    revoked_keys,
+)
 from gpufleet.ssh.target import Target
-
-SYSTEM_FILES = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
-
-
-def known_host_files(target: Target) -> tuple[str, ...]:
-    """The configured files, else the user's and the system's; the first is the one to add to."""
-    if target.access.known_hosts:
-        return target.access.known_hosts
-    home = os.path.expanduser("~")
-    user = target.user_known_hosts or (f"{home}/.ssh/known_hosts", f"{home}/.ssh/known_hosts2")
-    system = SYSTEM_FILES if target.system_known_hosts is None else target.system_known_hosts
-    return tuple(file for file in (*user, *system) if file != "none")
 
 
 class HostKeyPolicy(paramiko.MissingHostKeyPolicy):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,23 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from gpufleet.ssh.target import Target
+
 Marker = Literal["", "revoked", "cert-authority"]
 _MARKERS: dict[str, Marker] = {"@revoked": "revoked", "@cert-authority": "cert-authority"}
+
+
+SYSTEM_FILES = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+
+
+def known_host_files(target: Target) -> tuple[str, ...]:
+    """The configured files, else the user's and the system's; the first is the one to add to."""
+    if target.access.known_hosts:
+        return target.access.known_hosts
+    home = os.path.expanduser("~")
+    user = target.user_known_hosts or (f"{home}/.ssh/known_hosts", f"{home}/.ssh/known_hosts2")
+    system = SYSTEM_FILES if target.system_known_hosts is None else target.system_known_hosts
+    return tuple(file for file in (*user, *system) if file != "none")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-
-import fabric
-import paramiko
+from typing import TYPE_CHECKING
 
 from gpufleet.errors import Unreachable
-from gpufleet.ssh.jumpchannel import JumpChannel
 from gpufleet.ssh.target import Target
+
+if TYPE_CHECKING:
+    import fabric
+    import paramiko
 
 THROUGH_ONE = 8
 """Logins at once through one jump connection: its crypto is one thread's here."""
@@ -42,6 +43,10 @@ class Lane:
 
     def channel(self, target: Target) -> paramiko.Channel:
         """To the next machine, as the jump host reaches it. Raises `Unreachable`."""
+        import paramiko  # noqa: PLC0415  # loaded long since where a connection is
+
+        from gpufleet.ssh.jumpchannel import JumpChannel  # noqa: PLC0415
+
         access, via = target.access, self.connection
         try:
             # AttributeError: no transport any more, closed under our hands.
@@ -130,6 +135,8 @@ class Lanes:
                 self._end(lane)
 
     def _end(self, lane: Lane) -> None:
+        import paramiko  # noqa: PLC0415  # as above
+
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             lane.connection.client.close()
         self.leave(lane.before)

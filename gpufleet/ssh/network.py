@@ -12,30 +12,32 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-
-import fabric
-import paramiko
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpufleet.errors import Unreachable, UsageError
 from gpufleet.policy import NodeSpec
-from gpufleet.ssh.connection import open_connection
+from gpufleet.ssh.ahead import MOST, Ahead
 from gpufleet.ssh.gates import AT_ONE, Gates
-from gpufleet.ssh.hostkeys import known_host_files
-from gpufleet.ssh.keys import Ask, unlock
-from gpufleet.ssh.knownhosts import known_hosts
+from gpufleet.ssh.knownhosts import known_host_files, known_hosts
 from gpufleet.ssh.lanes import Hops, Lane, Lanes
 from gpufleet.ssh.proxycommand import CommandSocket
 from gpufleet.ssh.route import route
-from gpufleet.ssh.session import Session
 from gpufleet.ssh.sockets import await_first_word, look_up, open_socket
 from gpufleet.ssh.target import Target
+
+if TYPE_CHECKING:
+    import fabric
+    import paramiko
+
+    from gpufleet.ssh.keys import Ask
+    from gpufleet.ssh.session import Session
 
 HANDSHAKES = max(16, 8 * (os.cpu_count() or 1))
 """Logins at once: each costs some 5 ms of CPU here, and beyond this they would time out on us."""
 
 _WARNINGS_SHOWN = 3
 
-Sock = socket.socket | paramiko.Channel
+Sock: TypeAlias = "socket.socket | paramiko.Channel"
 
 
 class Network:
@@ -53,6 +55,7 @@ class Network:
         self._under_way: set[Sock] = set()
         self._cuts = 0
         self._anyway = threading.local()
+        self._ahead = Ahead(self._connect)
 
     def prepare(self, specs: Sequence[NodeSpec], ask: Ask | None = None) -> list[str]:
         """Before the first connection: read the configuration, ask for passphrases (`ask`, on a
@@ -77,6 +80,8 @@ class Network:
         if len(odd) > _WARNINGS_SHOWN:
             odd = [*odd[:_WARNINGS_SHOWN], f"{len(odd) - _WARNINGS_SHOWN} more lines like these"]
         if ask is not None:
+            from gpufleet.ssh.keys import unlock  # noqa: PLC0415  # see `begin`
+
             try:
                 for target in targets:
                     unlock(target, ask)
@@ -84,10 +89,25 @@ class Network:
                 raise UsageError(f"{error.reason}; nothing was done") from error
         return [*unsafe, *odd]
 
+    def begin(self, specs: Sequence[NodeSpec]) -> None:
+        """These are connected to at once, whatever comes: nodes start their sshd's while the SSH
+        libraries are loaded here (0.06 s of CPU). Where one is missing, this raises `ImportError`."""
+        self._ahead.begin(specs[:MOST])
+        import gpufleet.ssh.connection  # noqa: PLC0415
+        import gpufleet.ssh.session  # noqa: F401, PLC0415
+
     def connect(self, spec: NodeSpec, *, anyway: bool = False) -> Session:
         """A shell on the node, through its jump hosts. `anyway`: even after a `cut`. Raises
         `Unreachable`."""
         self._anyway.set = anyway
+        if not anyway and (begun := self._ahead.take(spec.name)):
+            session = begun.result()
+            try:
+                self._refuse_if_cut()
+            except Unreachable:
+                session.close()
+                raise
+            return session
         cuts = self._cuts
         try:
             return self._connect(spec)
@@ -120,6 +140,7 @@ class Network:
     def close(self) -> None:
         """End what nodes share."""
         self.cut()
+        self._ahead.close()
         self._lanes.close()
 
     def _connect(self, spec: NodeSpec) -> Session:
@@ -134,6 +155,8 @@ class Network:
         except BaseException:
             self._lanes.leave(lane)
             raise
+        from gpufleet.ssh.session import Session  # noqa: PLC0415  # see `begin`
+
         return Session(node.access, connection, lambda: self._lanes.leave(lane))
 
     def _try_route(self, spec: NodeSpec) -> Hops:
@@ -172,6 +195,8 @@ class Network:
         places: threading.Semaphore,
         until_first_word: contextlib.ExitStack | None = None,
     ) -> fabric.Connection:
+        from gpufleet.ssh.connection import open_connection  # noqa: PLC0415  # see `begin`
+
         with self._lock:
             self._under_way.add(sock)
         try:
@@ -212,8 +237,11 @@ def _command(target: Target) -> CommandSocket:
 
 def _end(sock: Sock) -> None:
     """From another thread than the one that waits for it; that one then closes it."""
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-        if isinstance(sock, paramiko.Channel):
-            sock.close()
-        else:
+    if isinstance(sock, socket.socket):
+        with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
+        return
+    from paramiko import SSHException  # noqa: PLC0415  # loaded: this is a channel of its
+
+    with contextlib.suppress(OSError, EOFError, SSHException):
+        sock.close()
