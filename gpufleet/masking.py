@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 MASK = "***"
 
@@ -39,13 +40,25 @@ def masked_command(args: Sequence[str]) -> str:
     return printable(" ".join(shown))
 
 
+_SHORT = 200
+"""Longer arguments are rarely the same, and a store of them could grow large."""
+
+
 def _mask(arg: str) -> str:
+    return _mask_short(arg) if len(arg) <= _SHORT else _mask_any(arg)
+
+
+def _mask_any(arg: str) -> str:
     if match := _NAMED.match(arg):
         return f"{match[1]}={MASK}"
     arg = _INLINE.sub(rf"\1\2{MASK}", arg)
     arg = _INLINE_OPTION.sub(rf"\1\2{MASK}", arg)
     arg = _HEADER.sub(rf"\1{MASK}", arg)
     return _IN_URL.sub(rf"\1{MASK}@", arg)
+
+
+_mask_short = lru_cache(maxsize=4096)(_mask_any)
+"""Nodes of a pool run the same commands, and a report shows each several times."""
 
 
 def printable(text: str) -> str:
