@@ -91,7 +91,7 @@ def test_mock_is_the_real_one_for_who_asks() -> None:
 
 
 def test_nodes_are_spoken_to_while_the_ssh_libraries_are_loaded(tmp_path: Path) -> None:
-    """The import of paramiko waits here until the connection has come: it would wait for ever."""
+    """The import of paramiko, and of what judges, waits here until the connection has come."""
     code = (
         "import sys, pathlib, time\n"
         "from gpufleet.policy import Access, NodeSpec\n"
@@ -99,7 +99,7 @@ def test_nodes_are_spoken_to_while_the_ssh_libraries_are_loaded(tmp_path: Path) 
         "came = pathlib.Path(sys.argv[2])\n"
         "class Waiting:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        while name == 'paramiko' and not came.exists(): time.sleep(0.02)\n"
+        "        while name in ('paramiko', 'gpufleet.judge') and not came.exists(): time.sleep(0.02)\n"
         "sys.meta_path.insert(0, Waiting())\n"
         "access = Access('127.0.0.1', port=int(sys.argv[1]), ssh_config=False, host_keys='off',\n"
         "                connect_timeout_s=60, identity_file=('/nowhere',))\n"

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from gpufleet.model import RunReport, Verdict
 from gpufleet.policy import NodeSpec
-from gpufleet.reset import Crowd, crowd_of
 from gpufleet.run.engine import Engine, opened
 from gpufleet.run.fanout import PARALLEL, Progress, hand_out, run_nodes
 from gpufleet.run.interrupt import Interrupt
@@ -21,6 +21,9 @@ from gpufleet.run.origin import new_run_id, person
 from gpufleet.run.rolling import Rolling, parse_rolling
 from gpufleet.run.task import Command, Task
 from gpufleet.run.turns import Turns
+
+if TYPE_CHECKING:
+    from gpufleet.reset import Crowd
 
 __all__ = [
     "Engine",
@@ -76,6 +79,8 @@ def reset(
 
 def _crowds(shown: RunReport) -> Mapping[str, Crowd]:
     """By node, whose processes a person agreed to have killed: nobody's where none would have been."""
+    from gpufleet.reset import crowd_of  # noqa: PLC0415  # loaded by that dry run
+
     return {
         node.host: frozenset() if node.verdict is Verdict.SKIPPED else crowd_of(node.planned)
         for node in shown.nodes

@@ -20,7 +20,7 @@ from gpufleet.policy import NodeSpec
 from gpufleet.run.fanout import Progress, Submit
 from gpufleet.run.interrupt import Interrupt
 from gpufleet.run.origin import here
-from gpufleet.run.task import TOUCHING, Desk, Task, perform
+from gpufleet.run.task import TOUCHING, Desk, Task, load, perform
 from gpufleet.run.turns import Turns
 
 if TYPE_CHECKING:
@@ -106,10 +106,15 @@ def _threads(
     with contextlib.closing(_network(specs, progress)) as network:
         desk = Desk(interrupt, network, progress.on_event, turns)
         pool = executor or ThreadPoolExecutor(max(1, min(parallel, len(specs))), "gpufleet")
+
+        def begin(first: Sequence[NodeSpec]) -> None:
+            network.begin(first if executor is None else ())
+            load()
+
         try:
             yield Site(
                 lambda spec: pool.submit(desk.work, task, spec),
-                begin=network.begin if executor is None else lambda specs: None,
+                begin=begin,
             )
         finally:
             if executor is None:  # no thread is waited for: one may wait for a dead node

@@ -8,12 +8,16 @@ import secrets
 import socket
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpufleet.reset import Here
+if TYPE_CHECKING:
+    from gpufleet.reset import Here
 
 
 def here() -> Here:
     """Own pid and all its ancestors (a runbook in Python, cron, the login shell)."""
+    from gpufleet.reset import Here  # noqa: PLC0415  # only where nodes are worked on
+
     pids = {os.getpid()}
     pid = os.getppid()
     while pid > 1 and pid not in pids:

@@ -11,18 +11,18 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from gpufleet.look import check_node, status_node
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.policy import NodeSpec
-from gpufleet.reset import Crowd, Here, Resetting, reset_node, restore_node
 from gpufleet.run.fanout import untouched
 from gpufleet.run.interrupt import Connector, Interrupt
 from gpufleet.run.origin import here
 from gpufleet.run.turns import Turns, nobodys_turn
 
 if TYPE_CHECKING:
+    from gpufleet.reset import Crowd, Here
     from gpufleet.ssh import Network, Way
 
 Command = Literal["reset", "restore", "status", "check"]
@@ -72,13 +72,19 @@ class Desk:
         self._network = network
         self._tell = tell
         self._turns = turns
-        self._here = here()
         self.busy = 0
         """Nodes that are worked on."""
         interrupt.also_cut.append(network.cut)
 
+    @cached_property
+    def _here(self) -> Here:
+        return here()
+
     def work(self, task: Task, spec: NodeSpec) -> NodeReport:
         """Carry out `task` on one node. Never raises a `NodeError`."""
+        from gpufleet.look import check_node, status_node  # noqa: PLC0415  # see `load`
+        from gpufleet.reset import Resetting, reset_node, restore_node  # noqa: PLC0415
+
         interrupt = self.interrupt
 
         def on_event(phase: str, detail: str) -> None:
@@ -123,6 +129,12 @@ class Desk:
 
     def close(self) -> None:
         self._network.close()
+
+
+def load() -> None:
+    """What work needs beside SSH, 0.03 s: imported while the first logins are under way."""
+    import gpufleet.look  # noqa: PLC0415
+    import gpufleet.reset  # noqa: F401, PLC0415
 
 
 def perform(task: Task, spec: NodeSpec, way: Way | None = None) -> NodeReport:
