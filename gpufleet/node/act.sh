@@ -28,9 +28,10 @@ gf_signal() {
   done
 }
 
-# gf_dying: is a process of the list still there, or a thread of it? A leader turns Z within a
-# millisecond while its threads still free memory for seconds. Sets GF_WHO, GF_THREAD (a thread in D,
-# or empty) and GF_TICKS (CPU time of the threads seen).
+# gf_dying [ALL]: is a process of the list still there, or a thread of it? A leader turns Z within a
+# millisecond while its threads still free memory for seconds. Sets GF_WHO; the first that lives is
+# answer enough, but for ALL, which sees all of them: GF_THREAD (a thread in D, or empty) and GF_TICKS
+# (CPU time of the threads seen).
 gf_dying() {
   GF_WHO=
   GF_THREAD=
@@ -42,6 +43,7 @@ gf_dying() {
       gf_stat "$gf_task" || continue
       case $GF_STATE in Z | X | x) continue ;; esac
       GF_WHO=${gf_target%:*}
+      [ -n "${1-}" ] || return 0
       GF_TICKS=$((GF_TICKS + GF_CPU))
       [ "$GF_STATE" != D ] || GF_THREAD=$gf_task
     done
@@ -60,7 +62,7 @@ gf_grace() {
 
 # gf_unkillable: the same thread in D with the same CPU time for GF_FROZEN_CS, long after KILL.
 gf_unkillable() {
-  [ $((GF_NOW - gf_began)) -ge "$GF_UNKILLABLE_CS" ] && [ -n "$GF_THREAD" ] || return 1
+  [ $((GF_NOW - gf_began)) -ge "$GF_UNKILLABLE_CS" ] && gf_dying all && [ -n "$GF_THREAD" ] || return 1
   if [ "$GF_THREAD $GF_TICKS" != "$gf_frozen" ]; then
     gf_frozen="$GF_THREAD $GF_TICKS"
     gf_frozen_since=$GF_NOW
