@@ -83,7 +83,8 @@ def _is_free(text: str, drawn: Round) -> bool:
     wanted = range(drawn.policy.gpus)
     if not text.endswith("\n") or len(lines) != len(wanted):
         return False
-    for index, line in zip(wanted, lines, strict=True):
+    for index, row in zip(wanted, lines, strict=True):
+        line = ", ".join(row.split(", ")[:2])  # health may stand behind it
         head, number, unit = f"{index}, ", line[3:-4], line[-4:]
         if not line.startswith(head) or unit != " MiB" or not number.isdecimal():
             return False

@@ -114,11 +114,17 @@ class Call:
 
     @property
     def of_memory(self) -> bool:
-        return "--query-gpu=index,memory.used " in self.args
+        """Alone, or with health beside it, unless that was refused: then memory is asked alone."""
+        together = "--query-gpu=index,memory.used," in self.args
+        return self._memory_alone or (together and not (self.said and self.status != "0"))
 
     @property
     def of_health(self) -> bool:
-        return self.args.startswith("--query-gpu=") and not self.of_memory
+        return self.args.startswith("--query-gpu=") and not self._memory_alone
+
+    @property
+    def _memory_alone(self) -> bool:
+        return "--query-gpu=index,memory.used " in self.args
 
 
 @dataclass
