@@ -164,11 +164,11 @@ class NodeReport:
     stopped: tuple[Stopped, ...] = ()
     """In a dry run what would be stopped, with an empty `stopped`."""
     leftovers: tuple[Leftover, ...] = ()
-    escalations: tuple[Escalation, ...] = ()
-    """In a dry run those that would be taken, as far as a look can tell."""
     planned: tuple[ProcessLine, ...] = ()
     """What a dry run or a status would kill."""
     timeline: tuple[Moment, ...] = ()
+    escalations: tuple[Escalation, ...] = ()
+    """In a dry run those that would be taken, as far as a look can tell."""
 
 
 @dataclass(frozen=True)

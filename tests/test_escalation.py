@@ -898,7 +898,7 @@ def test_the_question_names_it_and_a_no_is_a_no(
     os.close(terminal)
     said = ""
     while "[y/N]" not in said:
-        said += os.read(control, 65536).decode()
+        said += os.read(control, 65536).decode(errors="replace")
     os.write(control, answer.encode())
     process.communicate(timeout=60)
     os.close(control)

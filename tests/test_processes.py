@@ -19,6 +19,7 @@ import pytest
 
 from gpufleet.errors import NodeError, UsageError
 from gpufleet.model import (
+    Escalation,
     Gpu,
     Leftover,
     Merged,
@@ -72,6 +73,8 @@ SPEC = NodeSpec(
         stop="owner",
         restart=True,
         kubernetes="drain",
+        escalate="reboot",
+        reboot_timeout_s=8,
         clean_shm=True,
         grace_s=1,
         settle_s=2,
@@ -103,6 +106,7 @@ REPORT = NodeReport(
     (Leftover("/dev/shm/x", 5, "yes"),),
     (LINE,),
     (Moment(0.1, "look", "x"),),
+    (Escalation("reboot", "why", "yes", ("systemctl reboot",)),),
 )
 RUN = RunReport(
     "r",
@@ -127,6 +131,7 @@ TASK = Task(
     {"gpu01": frozenset({("bob", "")})},
     2,
     True,
+    frozenset({"gpu01"}),
 )
 
 

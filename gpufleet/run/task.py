@@ -47,12 +47,12 @@ class Task:
     here: Here | None = None
     """The machine that the run was started on, and the run's own processes there."""
     shown: Mapping[str, Crowd] | None = None
-    agreed: frozenset[str] | None = None
-    """Hosts on which a person agreed to what `escalate` allows; None where nobody was asked."""
     share: int = 1
     """So many processes share the limits of logins at one sshd."""
     repeatable: bool = False
     """The engine may run it twice for one node: the node then hands back what came of the first."""
+    agreed: frozenset[str] | None = None
+    """Hosts on which a person agreed to what `escalate` allows; None where nobody was asked."""
 
     def of(self, name: str) -> Task:
         """The part of it that one node needs: what is sent with each stays small."""
