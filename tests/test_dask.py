@@ -220,12 +220,19 @@ def test_a_scheduler_without_workers_certificate_or_life(fleet: SimFleet) -> Non
         ((*dask("tls://dask1:8786"), "--processes", "2"), "--processes is for --engine local"),
     ],
 )
-@pytest.mark.parametrize("command", ["reset", "status", "check", "restore"])
 def test_options_that_do_not_go_together(
-    command: str, options: tuple[str, ...], words: str, gpufleet: Command
+    options: tuple[str, ...], words: str, gpufleet: Command
 ) -> None:
-    ran = gpufleet(command, "-H", "inference-pool", *options)
+    ran = gpufleet("reset", "-H", "inference-pool", *options)
 
     assert (ran.code, ran.out) == (2, "")
     assert words in ran.err
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "check", "restore"])
+def test_all_commands_have_the_engines(command: str, gpufleet: Command) -> None:
+    ran = gpufleet(command, "-H", "inference-pool", *dask("tcp://dask1:8786"))
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "only TLS is used" in ran.err
