@@ -52,18 +52,18 @@ def measure(
 ) -> None:
     """`--parallel` is 64 throughout: what differs is who does the work. CPU is the control machine's,
     without the nodes'; a Dask worker's isn't counted, since it isn't a child of the command."""
-    rows: list[tuple[object, ...]] = []
+    head = ("nodes", "way", "wall s", "nodes/s", "CPU ms/node", "peak MiB", "/ threads", "failed")
     with _dask(2) as cluster:
-        for size in sizes:
+        for size in sizes:  # a table each: the large ones take their time
             load = os.getloadavg()[0]
             with crowd(size) as (_, inventory):
                 runs = {
                     name: [measured(command, env) for _ in range(times)]
                     for name, command, env in _ways(inventory, cluster, processes)
                 }
-            rows += _rows(size, load, runs)
-    head = ("nodes", "way", "wall s", "nodes/s", "CPU ms/node", "peak MiB", "/ threads", "failed")
-    say(table("A whole look (`status`), `--parallel 64`", (*head, "load before"), rows))
+            rows = _rows(size, load, runs)
+            title = f"A whole look (`status`) at {size} nodes, `--parallel 64`"
+            say(table(title, (*head, "load before"), rows))
 
 
 def _ways(

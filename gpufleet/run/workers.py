@@ -70,6 +70,7 @@ class Workers(Executor):
         self._may_repeat = may_repeat
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self._begun = False
         self._ended = False
         self._workers = [_started() for _ in range(count)]
 
@@ -78,6 +79,8 @@ class Workers(Executor):
         return frozenset(worker.process.pid for worker in self._workers)
 
     def begin(self, setup: Setup) -> None:
+        """They have started by themselves meanwhile; from here on they work."""
+        self._begun = True
         for worker in self._workers:
             worker.outbox.put(setup)
             for work in (self._write, self._read):
@@ -105,7 +108,7 @@ class Workers(Executor):
         for worker in self._workers:
             worker.outbox.put(None)
         for worker in self._workers:
-            if wait:
+            if wait and self._begun:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(_END_S)
             if worker.process.poll() is None:
