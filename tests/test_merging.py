@@ -190,7 +190,7 @@ def test_hosts_that_no_file_has_are_not_started() -> None:
     assert [node.host for node in part.nodes] == list(every)
     absent = {node.host for node in part.nodes if node.verdict is V.NOT_STARTED}
     assert absent == set(names(Shard(2, 2)))
-    assert merged_exit_code(part) == 3
+    assert (part.missing, merged_exit_code(part)) == (("2/2 of pool",), 3)
 
     # Of a shard that has none of these, nobody misses a file.
     enough = with_absent(merged(one), {node.host: "" for node in one.nodes})

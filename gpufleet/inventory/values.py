@@ -16,9 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from gpufleet.inventory.backtracking import explodes
-from gpufleet.plan.patterns import SlowPattern, finder
-
 MAX_DURATION_S = 24 * 3600.0
 
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?(ms|s|m|h)?")
@@ -130,6 +127,10 @@ def pattern(value: object) -> str:
 
 @functools.cache
 def _check_pattern(read: str) -> None:
+    # Most files name no pattern, and a start needn't pay for the rooms that know them.
+    from gpufleet.inventory.backtracking import explodes  # noqa: PLC0415
+    from gpufleet.plan.patterns import SlowPattern, finder  # noqa: PLC0415
+
     if len(read) > MAX_PATTERN:
         raise ValueError(f"{len(read):,} letters, and {MAX_PATTERN:,} is the most: use a list")
     try:
