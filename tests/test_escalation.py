@@ -22,6 +22,7 @@ from gpufleet.model import NodeReport, Verdict
 from gpufleet.observation import Observation
 from gpufleet.policy import Hooks, Policy
 from gpufleet.reset import Here, Resetting, escalation, reset_node, restore_node
+from gpufleet.run import new_run_id
 from gpufleet.ssh import connect
 from gpufleet.ssh.knownhosts import known_hosts
 from tests.conftest import QUICK, Command, spec_of
@@ -54,7 +55,7 @@ def escalate(fleet: SimFleet, node: SimNode, rig: Rig) -> Escalate:
         settings = {"limits": LIMITS, "timeout_s": 20, "dying_timeout_s": 20, "escalate": rung}
         spec = spec_of(fleet, node, Policy(**{"reboot_timeout_s": 20, **settings, **options}))
         spec = replace(spec, hooks=hooks or Hooks())
-        return reset_node(spec, lambda: connect(spec), Resetting("r1", "tests", **given))
+        return reset_node(spec, lambda: connect(spec), Resetting(new_run_id(), "tests", **given))
 
     return go
 

@@ -15,11 +15,19 @@ NEVER = {"asyncio", "unittest", "rich", "jsonschema", "prometheus_client"}
 """Of no use to any command without a terminal and --metrics-file."""
 
 
+START = """
+import sys
+sys.modules["tornado"] = None  # tenacity takes it, and asyncio with it, where Dask has brought it
+from gpufleet.__main__ import main
+main()
+"""
+
+
 def loaded(*arguments: str) -> set[str]:
     """Every module that the command imports from its start to its end, but for the command's own:
     those of `cli/` are known by what they alone import (reset: asking, status: watch)."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "gpufleet", *arguments],
+        [sys.executable, "-X", "importtime", "-c", START, *arguments],
         capture_output=True,
         text=True,
         check=False,

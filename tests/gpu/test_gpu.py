@@ -20,6 +20,7 @@ from gpufleet.model import NodeReport, Verdict
 from gpufleet.observation import parse_observation
 from gpufleet.policy import NodeSpec, Policy
 from gpufleet.reset import Resetting, reset_node
+from gpufleet.run import new_run_id
 from gpufleet.ssh import connect
 from gpufleet.transport import Answer, Beat, Script, Transport
 from tests.gpu.node import GpuNode, memory_mib, why_not
@@ -66,7 +67,7 @@ def reset_gpus(node: GpuNode, request: pytest.FixtureRequest) -> Reset:
         spec = NodeSpec("gpu", node.access, policy)
         answers: list[Answer] = []
         report = reset_node(
-            spec, lambda: Recorded(connect(spec), answers), Resetting("gpu-test", "tests")
+            spec, lambda: Recorded(connect(spec), answers), Resetting(new_run_id(), "tests")
         )
         acts = [act for answer in answers if (act := parse_observation(answer).act)]
         record(
