@@ -80,12 +80,15 @@ _BOOT = """
 [ ! -e /run/stays ] || exit 0
 sleep 0.2
 rm -f /run/simnode/state/faults/*
-echo "$(cat /run/next_boot)" >/run/boot_id
 for comm in /proc/[0-9]*/comm; do # sessions, not the listener
   pid=${comm#/proc/}; pid=${pid%/comm}
   case "$(cat "$comm")" in sshd*) ;; *) continue ;; esac
   case "$(tr '\\0' ' ' <"/proc/$pid/cmdline")" in *listener*) ;; *) kill -KILL "$pid" ;; esac
 done
+echo "$(cat /run/next_boot)" >/run/boot_id
+if [ -e /run/cuts ]; then # the network, started once more
+  sleep 1; rm -f /run/cuts; . /run/boot; echo running >/run/running
+fi
 """
 
 
@@ -95,7 +98,7 @@ class Rig:
     def __init__(self, node: SimNode) -> None:
         self.node = node
         node.exec(
-            "rm -rf /run/calls /run/trouble /run/units /run/bound /run/pids /run/go /run/stays"
+            "rm -rf /run/calls /run/trouble /run/units /run/bound /run/pids /run/go /run/stays /run/cuts"
         )
         node.exec(
             "rm -rf /run/running /var/lib/gpufleet-node; mkdir /run/trouble /run/units /run/bound"

@@ -645,6 +645,20 @@ def test_a_boot_that_is_never_complete_proves_nothing(
     assert report.reason.startswith("back after a reboot, and still starting")
 
 
+def test_a_connection_that_a_boot_cuts_once_more_is_opened_once_more(
+    node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    node.fault(*REBOOT)
+    rig.write("/run/running", "starting")
+    rig.write("/run/cuts", "")
+
+    report = escalate("reboot", limits=replace(LIMITS, ready_s=20))
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert rig.calls() == ["systemctl reboot"]
+    assert not node.path("/run/cuts").exists()
+
+
 def test_a_node_that_does_not_come_back_is_broken(
     node: SimNode, rig: Rig, escalate: Escalate
 ) -> None:

@@ -33,6 +33,13 @@ class _Waiting:
     old: str
     refused: int = 0
 
+    def ends(self, error: NodeError) -> bool:
+        """Whether another login would be refused as well, or could lock the account."""
+        if not isinstance(error, Unreachable):
+            return False
+        self.refused += error.stage == "authentication"
+        return error.stage == "host-key" or self.refused >= _LOGINS
+
 
 def reboot(state: State) -> Taken:
     """Ask for the reboot and wait for it. A connection that is lost meanwhile is what a reboot looks
@@ -78,7 +85,7 @@ def _wait(state: State, waiting: _Waiting) -> Taken:
     except NodeError as error:
         return _not_back(state, error, policy.reboot_timeout_s)
     state.on_event("boot", f"back after {state.run.clock() - began:.0f} s")
-    return Taken("yes", worked=True, end=_still_starting(state))
+    return Taken("yes", worked=True, end=_still_starting(state, waiting))
 
 
 def _ask(state: State, waiting: _Waiting) -> None:
@@ -87,13 +94,9 @@ def _ask(state: State, waiting: _Waiting) -> None:
     try:
         state.transport = state.connect()
         boot_id = exchange(state, boot_script(state.spec.policy), timeout_s=_BOOT_S)
-    except Unreachable as error:
-        waiting.refused += error.stage == "authentication"
-        if error.stage == "host-key" or waiting.refused >= _LOGINS:
+    except (ConnectionLost, ScriptTimeout, Unreachable) as error:
+        if waiting.ends(error):
             raise
-        state.on_event("boot", error.reason)
-        raise _NotYet(error.reason) from error
-    except (ConnectionLost, ScriptTimeout) as error:
         state.on_event("boot", error.reason)
         raise _NotYet(error.reason) from error
     if boot_id.text("boot").strip() in {"", waiting.old}:
@@ -101,14 +104,21 @@ def _ask(state: State, waiting: _Waiting) -> None:
         raise _NotYet("it has not gone down")
 
 
-def _still_starting(state: State) -> Judgement | None:
+def _still_starting(state: State, waiting: _Waiting) -> Judgement | None:
     """Services that come later could bring the workload: what is seen before they run proves nothing."""
     limits = state.spec.policy.limits
     until = state.run.clock() + limits.ready_s
     while True:
         state.allow(limits.ready_s)
-        answer = exchange(state, boot_script(state.spec.policy), timeout_s=_BOOT_S)
-        running = answer.text("running").strip()
+        try:
+            answer = exchange(state, boot_script(state.spec.policy), timeout_s=_BOOT_S)
+            running = answer.text("running").strip()
+        except (ConnectionLost, ScriptTimeout, Unreachable) as error:
+            # The network and sshd may be started once more after the first login.
+            if waiting.ends(error) or state.run.clock() >= until or state.run.interrupted():
+                raise
+            reconnect(state)
+            running = "starting"
         if running not in {"initializing", "starting"}:
             return None
         if state.run.clock() >= until or state.run.interrupted():
