@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.crowd import QUERY, crowd
-from bench.measure import Run, measured, spread_of
+from bench.measure import GPUFLEET, Run, measured, spread_of
 from bench.peers import PEERS, Call, Hosts, library
 from bench.table import ratio, table
 
@@ -18,7 +17,7 @@ BARE_HOSTS = 20
 
 
 def calls(hosts: Hosts, inventory: Path, installed: Sequence[str]) -> dict[str, Call]:
-    status = [sys.executable, "-m", "gpufleet", "status", "-i", str(inventory), "-H", "all", "-q"]
+    status = [*GPUFLEET, "status", "-i", str(inventory), "-H", "all", "-q"]
     found = {OURS: library("gpufleet")(hosts, QUERY), "gpufleet status, a whole look": Call(status)}
     return found | {name: PEERS[name](hosts, QUERY) for name in PEERS if name in installed}
 

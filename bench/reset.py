@@ -6,11 +6,10 @@ The one-liner kills by pattern: it only ever runs on simulated nodes, in their p
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.measure import Run, measured, spread_of
+from bench.measure import GPUFLEET, Run, measured, spread_of
 from bench.peers import PEERS, Call, Hosts
 from bench.table import ratio, table
 from tests.simfleet import SimFleet, SimNode, scenes
@@ -76,7 +75,7 @@ def start(fleet: SimFleet, scene: Scene) -> dict[str, list[RunningProcess]]:
 
 def gpufleet(fleet: SimFleet, *options: str) -> Call:
     inventory = str(fleet.fleet_yaml)
-    command = [sys.executable, "-m", "gpufleet", "reset", "-i", inventory, "-H", "all", "--yes"]
+    command = [*GPUFLEET, "reset", "-i", inventory, "-H", "all", "--yes"]
     return Call([*command, *options])
 
 

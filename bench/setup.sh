@@ -16,4 +16,8 @@ for package in ansible-core parallel-ssh asyncssh; do
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$package" ||
     echo "bench: $package cannot be installed" >&2
 done
+# gpufleet itself as a user installs it; what an older tree left in build/ would come along.
+[ -x "$venv/gpufleet/bin/python" ] || "$python" -m venv "$venv/gpufleet" || exit 1
+rm -rf build
+"$venv/gpufleet/bin/python" -m pip install --quiet --disable-pip-version-check . || exit 1
 "$venv/bin/python" -m compileall -q gpufleet
