@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import tenacity
 from tenacity.stop import stop_base
 
 from gpufleet.errors import Unreachable
 from gpufleet.policy import Access
+from gpufleet.records import dataclass
 from gpufleet.transport import Connect, Transport
 
 TRIES = 8

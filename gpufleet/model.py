@@ -5,8 +5,10 @@ No behaviour but derived values, and no I/O. Everything pickles and turns into J
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+
+from gpufleet.records import dataclass
 
 
 class Verdict(str, Enum):

@@ -6,8 +6,10 @@ Plain frozen data, safe to share between threads and to pickle. No reading of fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Literal
+
+from gpufleet.records import dataclass
 
 HostKeys = Literal["strict", "accept-new", "off"]
 Jobs = Literal["spare", "kill"]

@@ -10,12 +10,12 @@ import re
 import secrets
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Protocol
 
 from gpufleet.errors import ConnectionLost
+from gpufleet.records import dataclass
 
 Beat = Callable[[str], None]
 """Called with the text of each heartbeat ("dying: 4711") while a script runs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from gpufleet.cli.logfile import logged, logging_to
 from gpufleet.cli.streams import warn
 from gpufleet.errors import GpufleetError, UsageError
 from gpufleet.masking import printable
+from gpufleet.records import dataclass
 
 if TYPE_CHECKING:
     from gpufleet.history import Recorder

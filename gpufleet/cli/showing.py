@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,6 +14,7 @@ import typer
 from gpufleet.cli.streams import ink_for, is_terminal, note, warn, write
 from gpufleet.errors import UsageError
 from gpufleet.masking import printable
+from gpufleet.records import dataclass
 
 if TYPE_CHECKING:
     from gpufleet.model import NodeReport, RunReport

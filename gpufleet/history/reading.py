@@ -6,7 +6,6 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gpufleet.history.liveness import is_alive
 from gpufleet.history.places import reading_files
 from gpufleet.masking import printable
 from gpufleet.model import RESET_VERDICTS, Verdict
+from gpufleet.records import dataclass
 
 LAST = "last"
 

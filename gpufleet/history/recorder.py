@@ -15,7 +15,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from gpufleet.history.places import FILE
 from gpufleet.masking import masked_command
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.policy import NodeSpec
+from gpufleet.records import dataclass
 
 WAIT_S = 2.0
 """The most that a run is held up by its record, once: what is late then isn't waited for again."""

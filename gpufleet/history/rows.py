@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.masking import masked_command, printable
 from gpufleet.model import NodeReport
+from gpufleet.records import dataclass
 
 if TYPE_CHECKING:
     from gpufleet.history.recorder import Start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.errors import EmptySelection, SelectionError
@@ -14,6 +13,7 @@ from gpufleet.inventory.problems import show, suggest
 from gpufleet.inventory.selection import Vocabulary, evaluate, words
 from gpufleet.inventory.settings import ACCESS_FIELDS, override
 from gpufleet.policy import Access, Hooks, NodeSpec, Policy
+from gpufleet.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.inventory.nodes import Table, line_of
 from gpufleet.inventory.sections import Document, Entry
 from gpufleet.inventory.settings import ACCESS_FIELDS, FIELDS, HOOK_FIELDS, POLICY_FIELDS
 from gpufleet.policy import NodeSpec
+from gpufleet.records import dataclass
 
 _NO_KEYS = frozenset({"limits", "dying_timeout_s"})
 """Fields that no key of the file fills by itself."""

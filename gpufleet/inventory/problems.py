@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NoReturn
 
 from gpufleet.errors import InventoryError
+from gpufleet.records import dataclass
 
 PATH_CHARACTERS = 100
 MAX_SUGGESTIONS = 20

@@ -7,7 +7,7 @@ and `loading.py`. No file is read here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpufleet.inventory.names import check_address, check_name
 from gpufleet.inventory.nodes import Items, Node, Scalar, Table, line_of, plain
@@ -23,6 +23,7 @@ from gpufleet.inventory.schema import (
     read_entry,
 )
 from gpufleet.inventory.settings import Level, level
+from gpufleet.records import dataclass
 
 
 @dataclass(frozen=True)

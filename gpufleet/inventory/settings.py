@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.policy import Access, Hooks, Policy
+from gpufleet.records import dataclass
 
 FIELDS = {
     "connect_timeout": "connect_timeout_s",

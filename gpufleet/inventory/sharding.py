@@ -12,11 +12,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpufleet.errors import UsageError
 from gpufleet.inventory.problems import show
 from gpufleet.policy import NodeSpec
+from gpufleet.records import dataclass
 
 MAX_SHARDS = 100_000
 """As many as a fleet may have hosts: more would be empty by arithmetic."""

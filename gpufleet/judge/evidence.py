@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpufleet.observation import Observation, Owner
 from gpufleet.plan import Decision, Plan
+from gpufleet.records import dataclass
 
 
 @dataclass(frozen=True)

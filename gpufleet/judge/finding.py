@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gpufleet.model import Verdict
+from gpufleet.records import dataclass
 
 _SEVERITY = (Verdict.SKIPPED, Verdict.BROKEN, Verdict.UNKNOWN, Verdict.DIRTY)
 """A node can be several at once; the first of these that occurs names it."""

@@ -8,7 +8,6 @@ left to people.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from gpufleet.judge.daemons import VITAL
@@ -18,6 +17,7 @@ from gpufleet.observation import Observation, Process
 from gpufleet.plan import Decision, Plan, job_above
 from gpufleet.plan.program import program_name
 from gpufleet.policy import Policy
+from gpufleet.records import dataclass
 
 Rung = Literal["", "gpu-reset", "reboot"]
 

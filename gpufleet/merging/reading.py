@@ -10,7 +10,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +21,7 @@ from gpufleet.inventory.problems import show
 from gpufleet.inventory.sharding import parse_shard
 from gpufleet.masking import printable
 from gpufleet.model import Merged, NodeReport, RunReport
+from gpufleet.records import dataclass
 from gpufleet.render.document import SCHEMA, VERDICTS
 
 LEAVE_OUT = "leave it out, and its shard counts as missing"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpufleet.observation.act import ActLog, Again, parse_act, parse_again
 from gpufleet.observation.gpus import (
@@ -44,6 +44,7 @@ from gpufleet.observation.processes import (
     read_processes,
     read_segments,
 )
+from gpufleet.records import dataclass
 from gpufleet.transport import Answer
 
 __all__ = [

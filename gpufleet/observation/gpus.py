@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+from gpufleet.records import dataclass
 from gpufleet.transport import Answer, Section
 
 HEALTH_FIELDS = (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpufleet.masking import masked_command
+from gpufleet.records import dataclass
 from gpufleet.transport import Answer
 
 SHOWN = 300

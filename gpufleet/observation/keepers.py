@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from gpufleet.records import dataclass
 from gpufleet.transport import Answer
 
 

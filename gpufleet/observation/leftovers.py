@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from gpufleet.records import dataclass
 
 _FAMILIES = re.compile(
     r"(?:psm_|sgl_shm_|multi_tokenizer_args_|nccl-|torch_|sem\.|vllm|cuda\.shm\.|nvshmem)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpufleet.masking import masked_command
 from gpufleet.observation.keepers import (
@@ -14,6 +14,7 @@ from gpufleet.observation.keepers import (
     read_containers,
     read_user_units,
 )
+from gpufleet.records import dataclass
 from gpufleet.transport import Answer
 
 _PROGRAM = re.compile(r"(\S+)\s+(?:RUNNING|STARTING|BACKOFF)\s+pid ([0-9]+),")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+from gpufleet.records import dataclass
 
 Kind = Literal["", "session", "user-service", "service", "container", "pod", "job"]
 

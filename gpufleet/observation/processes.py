@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpufleet.observation.owner import NOBODY, Owner, parse_owner
+from gpufleet.records import dataclass
 from gpufleet.transport import Answer
 
 _LINE = re.compile(r"([0-9]+)/(stat|cmdline|cgroup|status|maps):(.*)\Z", re.DOTALL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpufleet.masking import masked_command, printable
 from gpufleet.model import ProcessLine
@@ -13,6 +13,7 @@ from gpufleet.plan.patterns import SlowPattern, finder
 from gpufleet.plan.program import program_name
 from gpufleet.plan.rules import Hit, Setting, own_pids, package_work, spared_by
 from gpufleet.policy import Policy
+from gpufleet.records import dataclass
 
 __all__ = ["NO_PLAN", "Decision", "Job", "Plan", "job_above", "make_plan"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpufleet.masking import printable
 from gpufleet.observation import Observation, Owner, Process, ancestors
@@ -19,6 +19,7 @@ from gpufleet.plan.names import CARRIER_UNITS, GPU_DAEMON_UNITS
 from gpufleet.plan.program import named, program_name, script_names
 from gpufleet.plan.rules import Hit, Setting, own_pids, spared_by
 from gpufleet.policy import Policy
+from gpufleet.records import dataclass
 
 _NAME = re.compile(r"[A-Za-z0-9:_.@\\-]+\Z")
 """Characters of units, containers and programs. Anything else is left to the kill."""

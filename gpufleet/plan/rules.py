@@ -7,7 +7,6 @@ and the test. A rule returns the reason in words, or "" where it doesn't apply.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 from gpufleet.observation import Observation, Owner, Process, ancestors
 from gpufleet.plan.names import (
@@ -28,6 +27,7 @@ from gpufleet.plan.program import (
     script_names,
 )
 from gpufleet.policy import Policy
+from gpufleet.records import dataclass
 
 _ANSIBLE_TAIL = " && sleep 0"
 """How Ansible ends every command that it gives a shell; with pipelining the module comes on the

@@ -11,10 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpufleet.masking import printable
 from gpufleet.model import NodeReport, Verdict
+from gpufleet.records import dataclass
 from gpufleet.render.ink import SEVERITY, WELL, Ink
 
 _READING = re.compile(r"([0-9]{1,4})=([0-9]{1,9}|\?)")

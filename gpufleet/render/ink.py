@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from gpufleet.model import Verdict
+from gpufleet.records import dataclass
 
 WELL = frozenset({Verdict.CLEAN, Verdict.IDLE, Verdict.BUSY, Verdict.READY})
 

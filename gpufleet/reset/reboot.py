@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import tenacity
 from tenacity.stop import stop_base
 
@@ -12,6 +10,7 @@ from gpufleet.judge import Judgement
 from gpufleet.model import Verdict
 from gpufleet.node import boot_script, reboot_script
 from gpufleet.observation.managed import one_line
+from gpufleet.records import dataclass
 from gpufleet.reset.gpureset import locked
 from gpufleet.reset.state import State, Taken
 from gpufleet.reset.wire import exchange, reconnect

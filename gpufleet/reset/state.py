@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpufleet.judge import Judgement
 from gpufleet.model import Escalation, ProcessLine, Stopped
@@ -14,6 +14,7 @@ from gpufleet.observation.managed import Managed
 from gpufleet.plan import Decision, Plan
 from gpufleet.plan.managed import Stop
 from gpufleet.policy import NodeSpec
+from gpufleet.records import dataclass
 from gpufleet.transport import Connect, Transport
 
 OnEvent = Callable[[str, str], None]

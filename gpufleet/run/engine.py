@@ -11,12 +11,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpufleet.errors import UsageError
 from gpufleet.model import NodeReport
 from gpufleet.policy import NodeSpec
+from gpufleet.records import dataclass
 from gpufleet.run.fanout import Progress, Submit
 from gpufleet.run.interrupt import Interrupt
 from gpufleet.run.origin import here

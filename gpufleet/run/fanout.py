@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 from gpufleet.errors import NodeError, UsageError
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.policy import NodeSpec
+from gpufleet.records import dataclass
 from gpufleet.run.interrupt import Interrupt
 from gpufleet.run.rolling import Rolling
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpufleet.errors import UsageError
 from gpufleet.model import NodeReport, Verdict
+from gpufleet.records import dataclass
 
 FAILURES = frozenset({Verdict.DIRTY, Verdict.BROKEN, Verdict.UNKNOWN, Verdict.UNREACHABLE})
 """What `--max-failures` counts. A node that was skipped was left alone on purpose."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.policy import NodeSpec
+from gpufleet.records import dataclass
 from gpufleet.run.fanout import untouched
 from gpufleet.run.interrupt import Connector, Interrupt
 from gpufleet.run.origin import here

@@ -15,9 +15,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
+
+from gpufleet.records import dataclass
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They reach all processes of a terminal or a systemd unit; the run's own process handles them."""

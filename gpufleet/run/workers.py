@@ -19,11 +19,12 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
 from gpufleet.errors import NodeError
+from gpufleet.records import dataclass
 from gpufleet.run.worker import STOPPING, Message, Setup
 
 P = ParamSpec("P")

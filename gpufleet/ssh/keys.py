@@ -11,7 +11,6 @@ import binascii
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey
 from paramiko.pkey import PublicBlob
 
 from gpufleet.errors import Unreachable
+from gpufleet.records import dataclass
 from gpufleet.ssh.agent import (
     agent_keys,
     agent_path,

@@ -12,12 +12,12 @@ import hmac
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from gpufleet.records import dataclass
 from gpufleet.ssh.target import Target
 
 Marker = Literal["", "revoked", "cert-authority"]

@@ -6,10 +6,11 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from gpufleet.errors import Unreachable
+from gpufleet.records import dataclass
 from gpufleet.ssh.target import Target
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpufleet.policy import Access
+from gpufleet.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpufleet.inventory.nodes import Node, Scalar
 from gpufleet.inventory.problems import Problems, show
 from gpufleet.inventory.ranges import MAX_NAMES
+from gpufleet.records import dataclass
 
 _RANGE = re.compile(r"\[([0-9A-Za-z]*):([0-9A-Za-z]*)(?::([0-9]+))?\]")
 _PORT = re.compile(r"([^:\[\]]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
