@@ -12,27 +12,24 @@ from dataclasses import replace
 import tenacity
 
 from gpufleet.errors import ConnectionLost, NodeError, Unreachable
-from gpufleet.judge import Evidence, Judgement, judge_dry_run, judge_reset
+from gpufleet.judge import Judgement, judge_dry_run
 from gpufleet.model import Moment, NodeReport, Verdict
-from gpufleet.node import act_name, act_script, look_script
-from gpufleet.observation import Observation, parse_observation, reading_words
-from gpufleet.plan import NO_PLAN, make_plan
+from gpufleet.node import look_script
+from gpufleet.observation import Observation, parse_observation
+from gpufleet.plan import NO_PLAN
 from gpufleet.policy import NodeSpec
 from gpufleet.reset.ending import close, ended_early, report_of
 from gpufleet.reset.escalation import climb, plan_rungs, rung_due
 from gpufleet.reset.hooks import ask_guard, run_after, run_before, told
 from gpufleet.reset.owners import plan_stops, start_owners, stop_owners
-from gpufleet.reset.repeats import note_again, patiently
 from gpufleet.reset.restoring import restore_node
+from gpufleet.reset.rounds import act, judge, learn, look_anew, strangers, worth_acting
 from gpufleet.reset.segments import clean_segments
 from gpufleet.reset.state import Crowd, Here, OnEvent, Resetting, State, crowd_of
-from gpufleet.reset.wire import ask, observe, reconnect, why
+from gpufleet.reset.wire import ask, why
 from gpufleet.transport import Connect
 
 __all__ = ["Crowd", "Here", "OnEvent", "Resetting", "crowd_of", "reset_node", "restore_node"]
-
-IDLE_ROUNDS = 3
-"""So many acts without anything to kill: waiting longer is the node's matter, not one more look's."""
 
 
 def reset_node(
@@ -85,11 +82,11 @@ def _reset(state: State) -> NodeReport:
     policy = state.spec.policy
     script = look_script(policy, two_samples=True, budget_s=state.left_s)
     observation = parse_observation(ask(state, script, timeout_s=state.left_s))
-    _learn(state, observation)
+    learn(state, observation)
     state.before = state.after
     if observation.samples and observation.uid != 0:
         raise Unreachable.not_root(observation.uid)
-    judgement = _judge(state, observation)
+    judgement = judge(state, observation)
     if stop := _forbidden(state, judgement):
         if state.run.dry_run and state.plan is not None:
             state.plan = replace(state.plan, kill=())  # nothing would be killed
@@ -105,7 +102,7 @@ def _reset(state: State) -> NodeReport:
         state,
         judgement,
         again=_seen_again,
-        look=lambda state: _judge(state, _looked_again(state)),
+        look=lambda state: judge(state, look_anew(state)),
         act=_acted_anew,
     )
     return close(state, report_of(state, judgement))
@@ -113,23 +110,23 @@ def _reset(state: State) -> NodeReport:
 
 def _acted(state: State, judgement: Judgement) -> Judgement:
     """Have owners stop it, kill what is left, until nothing more is to be done."""
-    if state.spec.policy.stop == "owner" and _worth_acting(state, judgement):
+    if state.spec.policy.stop == "owner" and worth_acting(state, judgement):
         judgement = _without_owners(state, judgement)
-    if not _worth_acting(state, judgement):
+    if not worth_acting(state, judgement):
         return judgement
     rounds = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda result: _worth_acting(state, result)),
+        retry=tenacity.retry_if_result(lambda result: worth_acting(state, result)),
         stop=tenacity.stop_never,  # _worth_acting counts attempts and looks at the deadline
         wait=tenacity.wait_random(0, 0.1),
         sleep=state.run.sleep,
         before_sleep=lambda call: state.on_event("retry", why(call)),
     )
-    return rounds(_act, state)
+    return rounds(act, state)
 
 
 def _seen_again(state: State) -> Judgement:
     """What was seen a while ago, seen once more, and the guard asked once more."""
-    judgement = _act(state)
+    judgement = act(state)
     if not state.refused and (stop := ask_guard(state, judgement)):
         state.refused = True
         return stop
@@ -139,7 +136,7 @@ def _seen_again(state: State) -> Judgement:
 def _acted_anew(state: State, judgement: Judgement) -> Judgement:
     """The same after a rung: a scheduler may have given the node to somebody meanwhile."""
     killing = state.plan is not None and bool(state.plan.kill)
-    if killing and _worth_acting(state, judgement) and (stop := ask_guard(state, judgement)):
+    if killing and worth_acting(state, judgement) and (stop := ask_guard(state, judgement)):
         state.refused = True
         return stop
     return _acted(state, judgement)
@@ -157,23 +154,13 @@ def _forbidden(state: State, judgement: Judgement) -> Judgement | None:
 
 def _unseen(state: State) -> Judgement | None:
     """A person said yes to what was shown; whoever came since isn't killed without a word."""
-    if not (who := _strangers(state)):
+    if not (who := strangers(state)):
         return None
     return Judgement(
         Verdict.SKIPPED,
         f"since you were asked, processes of {who} have come: nothing was touched",
         f"gpufleet reset --hosts {state.spec.name}",
     )
-
-
-def _strangers(state: State) -> str:
-    """Whose processes would be killed and were not shown: `alice, bob in slurm job 7`, or ""."""
-    shown = state.run.shown
-    if shown is None or state.plan is None:
-        return ""
-    lines = tuple(decision.line() for decision in state.plan.kill)
-    crowd = crowd_of(lines) - shown.get(state.spec.name, frozenset())
-    return ", ".join(f"{user}{f' in {job}' if job else ''}" for user, job in sorted(crowd))
 
 
 def _dry_run(state: State, observation: Observation) -> Judgement:
@@ -198,7 +185,7 @@ def _worth_preparing(state: State, judgement: Judgement) -> bool:
         return True
     if after.last.memory.hung:
         return False
-    return judgement.verdict is Verdict.DIRTY or _worth_acting(state, judgement)
+    return judgement.verdict is Verdict.DIRTY or worth_acting(state, judgement)
 
 
 def _prepared(state: State) -> Judgement:
@@ -210,28 +197,14 @@ def _prepared(state: State) -> Judgement:
         script = look_script(state.spec.policy, two_samples=True, budget_s=state.left_s)
         state.after = None  # nothing was killed yet, so nothing can have come back
         observation = parse_observation(ask(state, script, timeout_s=state.left_s))
-        _learn(state, observation)
+        learn(state, observation)
         if unseen := None if state.refused else _unseen(state):
             state.refused = True
             return unseen
     else:
         assert state.after is not None
         observation = state.after
-    return _judge(state, observation)
-
-
-def _looked_again(state: State) -> Observation:
-    """Another look before the first kill: nothing can have come back yet."""
-    script = look_script(
-        state.spec.policy, two_samples=True, budget_s=state.left_s, owners=state.owners_hit
-    )
-    state.on_event("look", "")
-    state.after = None
-    observation = parse_observation(ask(state, script, timeout_s=state.left_s))
-    _learn(state, observation)
-    if state.rungs:
-        state.daemons_before = observation
-    return observation
+    return judge(state, observation)
 
 
 def _without_owners(state: State, judgement: Judgement) -> Judgement:
@@ -240,125 +213,4 @@ def _without_owners(state: State, judgement: Judgement) -> Judgement:
     if refused := stop_owners(state):
         state.refused = True
         return refused
-    return _judge(state, _looked_again(state)) if state.stopped_any else judgement
-
-
-def _worth_acting(state: State, judgement: Judgement) -> bool:
-    """Could another act change this judgement, and is it allowed?
-
-    Acts whatever the GPUs say, but not blind, not past a scheduler's job, not where nvidia-smi hangs
-    (each further one would hang too), not after the limits, and not against an owner that has
-    brought its workload back twice.
-    """
-    plan, after, policy = state.plan, state.after, state.spec.policy
-    if plan is None or after is None or not after.samples or not plan.may_act:
-        return False
-    if judgement.verdict is Verdict.CLEAN or after.last.memory.hung:
-        return False
-    if state.refused or state.repeated or state.left_s <= 0 or state.run.interrupted():
-        return False
-    if _strangers(state):
-        return False
-    if plan.kill:
-        tries = state.attempts - state.attempts_earlier
-        return tries < policy.attempts and max(state.comebacks.values(), default=0) < 2
-    return judgement.again and state.idle_rounds < IDLE_ROUNDS
-
-
-def _act(state: State) -> Judgement:
-    """One round on the node: signal, watch, look again; then judge."""
-    assert state.plan is not None
-    policy, plan = state.spec.policy, state.plan
-    if plan.kill:
-        state.attempts += 1
-        count = "1 process" if len(plan.kill) == 1 else f"{len(plan.kill)} processes"
-        state.on_event("kill", f"attempt {state.attempts}: {count}")
-    else:
-        state.idle_rounds += 1
-        state.on_event("free", "waiting for memory")
-    state.decided.update({decision.process.identity: decision for decision in plan.kill})
-    name = act_name(state.run.run_id, str(state.attempts)) if plan.kill else ""
-    script = act_script(
-        policy,
-        name=name,
-        keep=state.run.repeatable,
-        kill=[decision.process.identity for decision in plan.kill],
-        lock=state.lock,
-        budget_s=state.left_s,
-        dying_budget_s=state.dying_left_s,
-        owners=state.owners_hit,
-    )
-    limit_s = state.dying_left_s + policy.grace_s + policy.settle_s + policy.limits.smi_s
-    try:
-        observation = patiently(state, lambda: observe(state, script, timeout_s=limit_s))
-    except ConnectionLost as lost:
-        observation = _look_again(state, lost)
-    if (observation.locked or "").startswith(f"run {state.run.run_id} "):
-        raise ConnectionLost("the script of a connection that was lost still holds the node's lock")
-    note_again(state, observation)
-    _learn(state, observation)
-    judgement = _judge(state, observation)
-    if not state.refused and (who := _strangers(state)):
-        left = f"since you were asked, processes of {who} have come, which were left alone"
-        return replace(judgement, reason=f"{left}; {judgement.reason}")
-    return judgement
-
-
-def _learn(state: State, observation: Observation) -> None:
-    """Take in what an observation says of earlier kills and of what came back since."""
-    state.refused = not observation.samples
-    if state.refused:
-        return
-    state.seen_at = state.run.clock()
-    known = set(state.decided)
-    first_look = state.after is None
-    state.after = observation
-    state.on_event("memory", reading_words(observation.last.memory.rows))
-    own_pids = state.run.own_pids(observation)
-    state.plan = make_plan(
-        observation,
-        state.spec.policy,
-        spare_pids=own_pids,
-        hit_before=state.owners_hit,
-        killed_commands=frozenset(d.process.command for d in state.decided.values()),
-    )
-    if observation.act is not None:
-        for identity, signal in observation.act.signals.items():
-            if decision := state.decided.get(identity):
-                state.killed[identity] = decision.line(signal)
-    if not first_look:
-        fresh = [d for d in state.plan.kill if d.process.identity not in known]
-        state.returned.extend(fresh)
-        state.comebacks.update({str(d.process.owner) or d.process.command for d in fresh})
-
-
-def _judge(state: State, observation: Observation) -> Judgement:
-    if state.before is None:
-        state.before = observation
-    evidence = Evidence(
-        before=state.before,
-        daemons_before=state.daemons_before,
-        after=observation,
-        plan=state.plan or NO_PLAN,
-        killed=tuple(state.decided[i] for i in state.killed if i in state.decided),
-        returned=tuple(state.returned),
-        stopped=state.stopped_owners,
-    )
-    return judge_reset(evidence, state.spec.policy, state.spec.access.ssh_command)
-
-
-def _look_again(state: State, lost: ConnectionLost) -> Observation:
-    """The connection went while signals were sent: what came of it is seen over a new one."""
-    if state.run.interrupted() or state.left_s <= 0:
-        raise lost
-    state.on_event("retry", lost.reason)
-    reconnect(state)
-    script = look_script(
-        state.spec.policy, two_samples=True, budget_s=state.left_s, owners=state.owners_hit
-    )
-    observation = observe(state, script, timeout_s=state.left_s)
-    if observation.samples:
-        for identity, decision in state.decided.items():
-            if not observation.last.has(decision.process):
-                state.killed.setdefault(identity, decision.line("KILL"))
-    return observation
+    return judge(state, look_anew(state)) if state.stopped_any else judgement
