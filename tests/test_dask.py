@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Command
+from gpufleet.model import Verdict
+from gpufleet.run import new_run_id
+from gpufleet.run.task import Task, perform, stop_run
+from tests.conftest import Command, spec_of
 from tests.daskcluster import DaskCluster
 from tests.simfleet import IDLE, SGLANG, Proc, RunningProcess, SimFleet, SimNode
 
@@ -155,18 +158,21 @@ def test_a_cluster_that_is_gone_ends_the_run_with_a_verdict_for_each(fleet: SimF
         lock.unlink(missing_ok=True)
         node.start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=60),))
     with DaskCluster(workers=1, threads=3) as dying:
-        process = started("c.NO_WORKER_S = 2.0", fleet, dying.address, dying.environment)
+        process = started("c._CONNECT_S = 2", fleet, dying.address, dying.environment)
         deadline = time.monotonic() + 30
         while sum(lock.exists() for lock in locks) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         dying.kill()
-        out, _ = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=90)
 
     nodes = json.loads(out)["nodes"]
     assert [node["verdict"] for node in nodes] == ["UNKNOWN"] * 4
     assert process.returncode == 3
-    for node in nodes:
-        assert node["reason"].endswith(": state not verified")
+    assert {node["reason"] for node in nodes[:3]} == {
+        "Dask gave the task up, as it does when it loses its scheduler: state not verified"
+    }
+    assert nodes[3]["reason"].endswith(("verified", "the Dask scheduler is gone: nothing was done"))
+    assert err == ""
 
 
 @pytest.mark.parametrize(
@@ -174,7 +180,7 @@ def test_a_cluster_that_is_gone_ends_the_run_with_a_verdict_for_each(fleet: SimF
     [
         ("c.__version__ = '9.9'", "gpufleet 0.1.0 there, 9.9 here: pip install gpufleet==9.9"),
         (
-            "import only_here\nc._version = only_here.version",
+            "import only_here\nc.version = only_here.version",
             "gpufleet can't be loaded there (",
         ),
         ("sys.modules['distributed'] = None", "Dask isn't installed: pip install 'gpufleet[dask]'"),
@@ -199,13 +205,48 @@ def test_a_scheduler_without_workers_certificate_or_life(fleet: SimFleet) -> Non
     with DaskCluster(workers=0) as empty:
         none = patched("", fleet, empty.address, empty.environment)
         bare = patched("", fleet, empty.address, {})
-        gone = patched("c._CONNECT_S = '1s'", fleet, "tls://127.0.0.1:1", empty.environment)
+        gone = patched("c._CONNECT_S = 1", fleet, "tls://127.0.0.1:1", empty.environment)
+        missing = {name: f"{path}.not" for name, path in empty.environment.items()}
+        lost = patched("", fleet, empty.address, missing)
+        with DaskCluster(workers=0) as other:
+            foreign = patched("", fleet, empty.address, other.environment)
 
     assert "it has no workers" in none.stderr
-    assert "DASK_DISTRIBUTED__COMM__TLS__CA_FILE" in bare.stderr
+    for done in (bare, lost, foreign):
+        assert "DASK_DISTRIBUTED__COMM__TLS__CA_FILE" in done.stderr
     assert "the scheduler can't be reached" in gone.stderr
-    for done in (none, bare, gone):
+    for done in (none, bare, gone, lost, foreign):
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+
+
+def test_a_worker_that_hangs_is_named_before_anything_is_done(fleet: SimFleet) -> None:
+    procs = fleet["gpu01"].start(SGLANG)
+    with DaskCluster(workers=2) as hanging:
+        stopped = hanging.workers()[0]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            done = patched("c._CONNECT_S = 2", fleet, hanging.address, hanging.environment)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+    assert "worker tls://127.0.0.1:" in done.stderr
+    assert "no answer within 2 s: restart or end it" in done.stderr
+    assert all(fleet["gpu01"].alive(proc) for proc in procs)
+
+
+def test_a_stop_holds_for_what_a_worker_is_handed_later(fleet: SimFleet, node: SimNode) -> None:
+    """A task may wait at the scheduler, or be taken over from a worker that died, when ^C comes; and
+    another run may have closed the desk meanwhile."""
+    procs = node.start(SGLANG)
+    run_id = new_run_id()
+    stop_run(run_id, signal.SIGTERM)
+
+    report = perform(Task("reset", run_id), spec_of(fleet, node))
+
+    assert report.verdict is Verdict.NOT_STARTED
+    assert all(node.alive(proc) for proc in procs)
+    assert perform(Task("reset", new_run_id()), spec_of(fleet, node)).verdict is Verdict.CLEAN
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def test_an_interrupt_ends_it_with_a_verdict_for_each(
     nodes = json.loads(out)["nodes"]
     assert [node["verdict"] for node in nodes] == ["UNKNOWN", *["NOT STARTED"] * 3]
     assert nodes[0]["reason"] == "interrupted: state not verified"
+    assert nodes[0]["killed"]  # who worked on it heard of the interrupt, and told how far it came
     assert process.returncode == 128 + signal.SIGINT
 
 

@@ -163,9 +163,11 @@ def _fan_out(
                 reason = "interrupted: state not verified"
                 settle(_lost(spec, reason, now - started) if touched else untouched(spec))
                 del running[future]
+                future.cancel()  # if it hasn't begun, it never does
             elif now - started - waited_s(spec.name) > _limit_s(spec):
                 settle(_lost(spec, "gave no result long after its deadline", now - started))
                 del running[future]
+                future.cancel()
 
 
 def _result(future: Future[NodeReport], spec: NodeSpec) -> NodeReport:

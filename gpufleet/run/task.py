@@ -149,6 +149,10 @@ def perform(task: Task, spec: NodeSpec, way: Way | None = None) -> NodeReport:
 
 _lock = threading.Lock()
 _desks: dict[str, Desk] = {}
+_stopped: dict[str, int] = {}
+"""Runs that were told to stop, with the signal: their desk may be gone, or not made yet."""
+
+_REMEMBERED = 64
 
 
 @contextlib.contextmanager
@@ -164,7 +168,9 @@ def desk_of(task: Task, tell: Tell = lambda host, phase, detail: None) -> Iterat
         if task.run_id not in _desks:
             others = [run_id for run_id, desk in _desks.items() if not desk.busy]
             idle = [_desks.pop(run_id) for run_id in others]
-            _desks[task.run_id] = Desk(Interrupt(), Network(task.share), tell)
+            interrupt = Interrupt()
+            interrupt.signal = _stopped.get(task.run_id)
+            _desks[task.run_id] = Desk(interrupt, Network(task.share), tell)
         desk = _desks[task.run_id]
         desk.busy += 1
     for other in idle:
@@ -185,6 +191,20 @@ def keep_desk(run_id: str, desk: Desk) -> None:
 def known_desk(run_id: str) -> Desk | None:
     with _lock:
         return _desks.get(run_id)
+
+
+def stop_run(run_id: str, number: int) -> None:
+    """Also for what is handed over to this process only now. Once: what runs after a stop, to put
+    things back, isn't cut off by the next word of it."""
+    with _lock:
+        if run_id in _stopped:
+            return
+        _stopped[run_id] = number
+        while len(_stopped) > _REMEMBERED:
+            del _stopped[next(iter(_stopped))]
+        desk = _desks.get(run_id)
+    if desk is not None:
+        desk.interrupt.stop(number)
 
 
 def close_desk(run_id: str) -> None:

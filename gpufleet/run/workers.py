@@ -27,6 +27,8 @@ from gpufleet.errors import NodeError
 from gpufleet.records import dataclass
 from gpufleet.run.worker import STOPPING, Message, Setup
 
+log = logging.getLogger("gpufleet")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -91,6 +93,7 @@ class Workers(Executor):
         """To the process with the fewest calls. Positional arguments only."""
         assert not kwargs
         call = _Call(Future(), fn, args)
+        call.future.set_running_or_notify_cancel()  # who gives it up can't take it back
         self._send(call)
         return call.future
 
@@ -133,9 +136,14 @@ class Workers(Executor):
 
     def _write(self, worker: _Worker) -> None:
         """A thread per worker: one that stands still mustn't hold up the others."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while (message := worker.outbox.get()) is not None:
                 worker.connection.send(message)
+        except (OSError, ValueError):  # gone: `_read` sees it as well
+            return
+        except Exception:
+            log.exception("internal error")
+            worker.process.kill()
 
     def _read(self, worker: _Worker) -> None:
         try:
@@ -149,7 +157,11 @@ class Workers(Executor):
                 else:
                     self._take(worker, verb, *rest)
         except (EOFError, OSError):
-            self._bury(worker)
+            pass
+        except Exception:  # nobody listens to it from here on
+            log.exception("internal error")
+            worker.process.kill()
+        self._bury(worker)
 
     def _take(self, worker: _Worker, verb: str, number: int, result: Any) -> None:  # noqa: ANN401
         with self._lock:
