@@ -17,12 +17,23 @@ import pytest
 from gpufleet.errors import UsageError
 from gpufleet.inventory.sharding import Shard, part_of
 from gpufleet.merging import merge, merged_exit_code, read_parts, with_absent
-from gpufleet.model import Gpu, NodeReport, RunReport, Verdict
+from gpufleet.model import (
+    Escalation,
+    Gpu,
+    Leftover,
+    Moment,
+    NodeReport,
+    ProcessLine,
+    RunReport,
+    Stopped,
+    Verdict,
+)
 from gpufleet.render.document import run_document
 from gpufleet.render.events import Events
 from gpufleet.render.heat import status_text
 from gpufleet.render.text import run_text
 from tests.conftest import Command, command_for
+from tests.leaves import with_odd
 from tests.screens.made import reset_run, status_run
 from tests.simfleet import SGLANG, SimFleet
 from tests.test_schema import validate
@@ -350,6 +361,60 @@ def test_what_gpufleet_did_not_write_is_one_line(change: Change, said: str) -> N
     assert said in told
     assert told.isprintable()  # one line, and nothing that moves a cursor
     assert len(told) <= 400
+
+
+FULL = NodeReport(
+    "a1",
+    "192.0.2.1",
+    V.DIRTY,
+    "reason",
+    "step",
+    "stage",
+    2,
+    1.5,
+    (Gpu(0, "GPU-1", 5, 6, "?", 7),),
+    ("warning",),
+    (LINE := ProcessLine(7, "root", "login", "python3", "name", "why", "KILL", 3, 4, "pod", "no"),),
+    (LINE,),
+    (LINE,),
+    (Stopped("a", "stop a", "no", "yes"),),
+    (Leftover("/dev/shm/x", 5, "yes"),),  # a text
+    (),
+    (Moment(0.1, "look", "x"),),
+    (Escalation("reboot", "why", "yes", ("systemctl reboot",)),),
+)
+
+
+def shown(document: dict[str, Any]) -> str | UsageError:
+    """All that `merge` prints of it, or why it doesn't."""
+    try:
+        report = merge(read_parts(json.dumps(document), "x.json"))
+    except UsageError as error:
+        return error
+    merged_exit_code(report)
+    text = run_text(report, verbose=1) + text_of(report, 0)
+    return text + (status_text(report, verbose=1) if report.command == "status" else "")
+
+
+@pytest.mark.parametrize("verdict", [V.DIRTY, V.BUSY])
+def test_whatever_stands_in_whatever_place_is_refused_or_shown_as_text(verdict: Verdict) -> None:
+    """Each key of a node and of a run, nested ones too, that this version writes."""
+    of = "status" if verdict is V.BUSY else "reset"
+    node = replace(FULL, verdict=verdict, planned=(LINE,) if of == "status" else ())
+    report = replace(run("b1"), command=of, nodes=(node,))
+    document = json.loads(text_of(report)) | {"shard": "1/1"}
+    merged_once = json.loads(text_of(merged(report))) if of == "reset" else document
+    read = 0
+    for whole in (document, merged_once):
+        for at, odd, changed_document in with_odd(whole):
+            told = shown(changed_document)
+            if isinstance(told, UsageError):
+                assert str(told).isprintable(), (at, odd)
+                assert len(str(told)) < 500, (at, odd)
+            else:
+                read += 1
+                assert told.replace("\n", "").isprintable(), (at, odd)
+    assert read > 100
 
 
 @pytest.mark.parametrize(

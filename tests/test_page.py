@@ -18,6 +18,7 @@ from gpufleet.errors import UsageError
 from gpufleet.render.document import run_data
 from gpufleet.render.page import run_page
 from tests.conftest import Command, command_for
+from tests.leaves import with_odd
 from tests.screens.made import reset_run, status_run
 from tests.simfleet import SGLANG, SimFleet
 
@@ -130,6 +131,24 @@ def test_what_is_no_run_is_refused_with_its_place(change: dict[str, Any], words:
     with pytest.raises(UsageError) as refused:
         run_page(document(1) | change)
     assert words in str(refused.value)
+
+
+def page_of(changed: dict[str, Any]) -> str | UsageError:
+    try:
+        return run_page(changed)
+    except UsageError as error:
+        return error
+
+
+@pytest.mark.parametrize("make", [reset_run, status_run])
+def test_whatever_stands_in_whatever_place_is_refused_or_shown_as_text(make: Any) -> None:
+    report = make(1)
+    drawn = 0
+    for at, odd, changed in with_odd(run_data(report, 1)):
+        page = page_of(changed)
+        drawn += isinstance(page, str)
+        assert str(page).replace("\n", "").isprintable(), (at, odd)
+    assert drawn > 100
 
 
 def test_keys_of_later_versions_do_no_harm() -> None:

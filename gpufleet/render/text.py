@@ -191,11 +191,11 @@ def _process_lines(title: str, lines: Sequence[ProcessLine]) -> Iterator[str]:
         more = [*filter(None, (line.managed, line.restart and f"restart {line.restart}"))]
         owner = f" {line.owner}" if line.owner else ""
         owner += f" [{', '.join(more)}]" if more else ""
-        signal = f" {line.signal}" if line.signal else ""
+        signal = f" {printable(line.signal)}" if line.signal else ""
         since = f"{age(line.age_s)} " if line.age_s is not None else ""
         yield (
             f"    {title}{signal}: {line.pid} {printable(line.user)}{printable(owner)}"
-            f" {since}{printable(line.command)}  ({line.rule}: {printable(line.why)})"
+            f" {since}{printable(line.command)}  ({printable(line.rule)}: {printable(line.why)})"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -11,6 +11,11 @@ from gpufleet.errors import UsageError
 from gpufleet.masking import printable
 from gpufleet.model import Verdict
 from gpufleet.render.document import SCHEMA
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""Of anything. What is larger was edited, and has no share or bar that could be drawn."""
+
+Seconds = Annotated[float, Field(ge=0, le=2**53, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
@@ -22,32 +27,32 @@ class _Part(BaseModel):
 class PageGpu(_Part):
     """Memory in MiB, None where it couldn't be read or wasn't asked."""
 
-    index: int
+    index: Count
     uuid: str = ""
-    memory_before_mib: int | None = None
-    memory_used_mib: int | None = None
-    memory_total_mib: int | None = None
+    memory_before_mib: Count | None = None
+    memory_used_mib: Count | None = None
+    memory_total_mib: Count | None = None
     raw: str = ""
 
 
 class PageProcess(_Part):
     """One killed, spared or surviving process."""
 
-    pid: int
+    pid: Count
     user: str = ""
     owner: str = ""
     command: str = ""
     rule: str = ""
     why: str = ""
     signal: str = ""
-    age_s: int | None = None
-    memory_mib: int | None = None
+    age_s: Count | None = None
+    memory_mib: Count | None = None
 
 
 class PageMoment(_Part):
     """The beginning of a phase, seconds since the node's own start."""
 
-    at_s: float = Field(ge=0, allow_inf_nan=False)
+    at_s: Seconds
     phase: str
     detail: str = ""
 
@@ -61,8 +66,8 @@ class PageNode(_Part):
     reason: str = ""
     next_step: str = ""
     stage: str = ""
-    attempts: int = 0
-    elapsed_s: float = Field(default=0, ge=0, allow_inf_nan=False)
+    attempts: Count = 0
+    elapsed_s: Seconds = 0
     gpus: list[PageGpu] = []
     warnings: list[str] = []
     killed: list[PageProcess] = []
@@ -82,7 +87,7 @@ class PageRun(_Part):
     selection: str = ""
     started: str = ""
     finished: str | None = None
-    exit_code: int | None = None
+    exit_code: Count | None = None
     nodes: list[PageNode]
 
 
