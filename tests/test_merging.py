@@ -417,6 +417,17 @@ def test_whatever_stands_in_whatever_place_is_refused_or_shown_as_text(verdict: 
     assert read > 100
 
 
+@pytest.mark.parametrize("depth", [100, 5000, 50_000])
+def test_what_is_nested_deeply_is_refused_or_passed_over(depth: int) -> None:
+    """How deep is too deep for JSON is the interpreter's to say; it differs between versions."""
+    text = text_of(run("a1")).rstrip().removesuffix("}") + f', "x": {"[" * depth}{"]" * depth}}}'
+    try:
+        assert read_parts(text, "1.json")
+    except UsageError as error:
+        assert "nested too deeply" in str(error)  # noqa: PT017  # either will do
+        assert depth > 100
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

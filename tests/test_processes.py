@@ -443,3 +443,13 @@ def test_a_silent_node_of_a_worker_holds_nobody_up(fleet: SimFleet) -> None:
         report = status([*pool(fleet), dead], engine=TWO)
 
     assert [node.verdict for node in report.nodes] == [*[Verdict.IDLE] * 4, Verdict.UNREACHABLE]
+
+
+def test_without_any_standard_stream_the_processes_work_all_the_same(fleet: SimFleet) -> None:
+    shell = '"$@" <&- >&- 2>&-'
+    command = [sys.executable, "-m", "gpufleet", "status", "-H", "all", "--processes", "2"]
+    command += ["-i", str(fleet.fleet_yaml)]
+
+    done = subprocess.run(["bash", "-c", shell, "bash", *command], check=False, timeout=60)
+
+    assert done.returncode == 0

@@ -266,14 +266,16 @@ def _time(document: Mapping[str, Any], key: str) -> str:
     return read
 
 
-def _check_numbers(value: object) -> None:
+def _check_numbers(document: object) -> None:
     """No table can show a number of a thousand digits, and nothing has that many of anything."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _Unfit("a number that is none: not what gpufleet wrote")
-    if isinstance(value, int | float) and abs(value) > _LARGEST:
-        raise _Unfit("a number beyond all measure: not what gpufleet wrote")
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            _check_numbers(item)
+    left = [document]  # no recursion: what is nested too deeply for it may still be JSON
+    while left:
+        value = left.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _Unfit("a number that is none: not what gpufleet wrote")
+        if isinstance(value, int | float) and abs(value) > _LARGEST:
+            raise _Unfit("a number beyond all measure: not what gpufleet wrote")
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value

@@ -64,7 +64,8 @@ def reset(
     function with plain arguments (`concurrent.futures`); it tells nothing before a node's result.
 
     Nothing is recorded here: that is the command line's business, which hands in the `run_id`
-    under which it does (see `new_run_id`) and listens through `progress`.
+    under which it does (see `new_run_id`) and listens through `progress`. It must be new for each
+    run: a node does each act of a run once, and what a stopped run is handed later isn't begun.
 
     The caller's process gets INT, TERM and HUP handled while this runs (in its main thread only).
     Raises `UsageError`, and touches nothing, for numbers that make no sense.

@@ -9,6 +9,7 @@ for modules in the current folder first: a root tool is started in folders that 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import logging
 import queue
@@ -196,8 +197,14 @@ class Workers(Executor):
                 )
 
 
+def _above_streams(end: socket.socket) -> socket.socket:
+    """Where this process has no standard streams it got one's number, and the child's own take that."""
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
 def _started() -> _Worker:
-    ours, theirs = socket.socketpair()
+    ours, theirs = (_above_streams(end) for end in socket.socketpair())
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         process = subprocess.Popen(
