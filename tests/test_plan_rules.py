@@ -194,6 +194,13 @@ def test_a_login_shell_without_a_terminal_is_never_killed() -> None:
     assert "spare shell" == fate(Proc(60, ["-bash", "sglang"], exe="/usr/bin/bash", session=5))
 
 
+def test_a_shell_written_in_python_is_a_shell_all_the_same() -> None:
+    shell = Proc(60, "/usr/bin/python3 /usr/bin/xonsh", exe="/usr/bin/python3.12", tty=PTY)
+    assert "spare shell" == fate(shell)
+    assert "kill interpreter" == fate(replace(shell, tty=0))
+    assert "kill interpreter" == fate(replace(shell, args="python3 /usr/bin/xonsh train.xsh"))
+
+
 def test_a_shell_in_a_loop_without_a_terminal_is_workload() -> None:
     loop = ["bash", "-c", "while :; do python3 -m sglang.launch_server; done"]
     assert "kill workload" == fate(Proc(60, loop))
@@ -402,6 +409,46 @@ def test_a_system_program_that_runs_a_red_hat_platform_python_is_never_killed() 
     assert "spare python-system" == fate(Proc(60, args, exe="/usr/libexec/platform-python3.6"))
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        "/usr/bin/python3 /usr/lib/ubuntu-advantage/apt_news.py",
+        "/usr/bin/python3 /usr/lib/update-notifier/apt_check.py --human-readable",
+        "/usr/bin/python3 /usr/lib/command-not-found -- sgl",
+        "/usr/bin/python3 -Es /usr/bin/lsb_release -a",
+        "/usr/bin/python3 /usr/bin/landscape-client --daemon",
+        "/usr/bin/python3 /usr/bin/borg create ::nightly /srv/sglang",
+        "/usr/bin/python3 /usr/sbin/sos report --batch",
+        "/usr/bin/python3 /opt/aws/bin/cfn-hup",
+        "/usr/libexec/platform-python3.6 /usr/libexec/rhsm-service",
+        "/usr/bin/python3 -m glances -s",
+    ],
+)
+def test_a_tool_of_the_system_written_in_python_is_never_killed(args: str) -> None:
+    """Backups, reports and the distribution's own helpers: from cron or a login, no unit shelters them."""
+    exe = "/usr/bin/python3.12"
+    assert "spare python-system" == fate(Proc(60, args, exe=exe))
+
+
+@pytest.mark.parametrize("script", ["apt_bench.py", "borg.py", "aa-train", "oci-train"])
+def test_a_users_script_named_nearly_like_a_system_tool_is_workload(script: str) -> None:
+    assert "kill interpreter" == fate(Proc(60, f"python3 /home/u/{script}"))
+
+
+VIEWERS = ["/usr/bin/python3 /home/u/.local/bin/nvitop -m", "python3 -m gpustat -i"]
+
+
+@pytest.mark.parametrize("args", VIEWERS)
+def test_a_screen_of_gpus_written_in_python_is_never_killed(args: str) -> None:
+    looking = ("/dev/nvidiactl", "/dev/nvidia0")
+    assert "spare gpu-daemon" == fate(Proc(60, args, devices=looking, maps=("/dev/nvidiactl",)))
+
+
+@pytest.mark.parametrize("args", VIEWERS)
+def test_what_calls_itself_a_screen_of_gpus_and_computes_is_workload(args: str) -> None:
+    assert "kill interpreter" == fate(Proc(60, args, cuda=True))
+
+
 def test_a_system_program_that_maps_a_gpu_is_workload() -> None:
     args = "python3 /root/.ansible/tmp/x/AnsiballZ_command.py"
     assert "kill interpreter" == fate(Proc(60, args, cuda=True))
@@ -521,6 +568,31 @@ MENTIONS = [
         "prometheus-node-exporter --collector.systemd.unit-include=sglang",
         "/usr/bin/prometheus-node-exporter",  # Debian's and Ubuntu's package
     ),
+    ("hx /srv/sglang/server.py", "/usr/bin/hx"),
+    ("mcedit sglang.conf", "/usr/bin/mc"),
+    ("/usr/share/code/code /srv/sglang", "/usr/share/code/code"),
+    ("lnav /var/log/sglang.log", "/usr/bin/lnav"),
+    ("ag python3 /srv", "/usr/bin/ag"),
+    ("pgrep -f sglang", "/usr/bin/pgrep"),
+    ("htop -F sglang", "/usr/bin/htop"),
+    ("lsof +D /srv/sglang", "/usr/bin/lsof"),
+    ("tcpdump -w sglang.pcap port 30000", "/usr/bin/tcpdump"),
+    ("zellij attach sglang", "/usr/local/bin/zellij"),
+    ("script -a sglang.log", "/usr/bin/script"),
+    ("autossh -M0 -N -L 30000:localhost:30000 sglang-gateway", "/usr/lib/autossh/autossh"),
+    ("sshfs store:/sglang /mnt/sglang", "/usr/bin/sshfs"),
+    ("runuser -u sglang -- bash", "/usr/sbin/runuser"),
+    ("socat TCP-LISTEN:3000,fork TCP:sglang:30000", "/usr/bin/socat1"),
+    ("nvcc -c /srv/sglang/kernel.cu", "/usr/local/cuda/bin/nvcc"),
+    ("buildkitd --root /var/lib/sglang", "/usr/bin/buildkitd"),
+    ("skopeo copy docker://lmsysorg/sglang dir:/tmp/x", "/usr/bin/skopeo"),
+    ("svlogd -tt /var/log/sglang", "/usr/bin/svlogd"),
+    ("logger -t sglang", "/usr/bin/logger"),
+    ("juicefs mount redis://store /mnt/sglang", "/usr/local/bin/juicefs"),
+    ("mount-s3 sglang-models /mnt/models", "/usr/bin/mount-s3"),
+    ("sha256sum /srv/sglang/model.safetensors", "/usr/bin/sha256sum"),
+    ("s5cmd cp s3://sglang/model /srv", "/usr/local/bin/s5cmd"),
+    ("systemd-inhibit --who=sglang sleep 60", "/usr/bin/systemd-inhibit"),
 ]
 
 

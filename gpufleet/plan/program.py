@@ -73,9 +73,11 @@ def is_interactive_shell(process: Process) -> bool:
     """
     if process.args and process.args[0].startswith("-"):
         return True
-    if not is_shell(process):
+    if process.tty == 0:
         return False
-    return process.tty != 0 and all(re.match(r"--|-[^c]*\Z", a) for a in process.args[1:])
+    if not is_shell(process):
+        return script_names(process)[:1] == ("xonsh",) and basename(process.args[-1]) == "xonsh"
+    return all(re.match(r"--|-[^c]*\Z", a) for a in process.args[1:])
 
 
 @lru_cache(maxsize=8192)

@@ -15,6 +15,7 @@ from gpufleet.plan.names import (
     CARRIERS,
     GPU_DAEMON_UNITS,
     GPU_DAEMONS,
+    GPU_VIEWERS,
     PACKAGE_PROGRAMS,
     PACKAGE_SCRIPTS,
     PYTHON_SYSTEM_SCRIPTS,
@@ -100,6 +101,8 @@ def _gpu_daemon(process: Process, _hit: Hit, _setting: Setting) -> str:
     # Of scripts only NVIDIA's own: a user's nvsm_train.py is no daemon.
     if named(program_name(process), GPU_DAEMONS) or "nvidia-bug-report.sh" in script_names(process):
         return "GPU daemon"
+    if not process.computes and any(name in GPU_VIEWERS for name in script_names(process)):
+        return "shows GPUs to a person"
     if process.owner.kind == "service" and named(process.owner.name, GPU_DAEMON_UNITS):
         return f"GPU daemon ({process.owner.name})"
     return ""
