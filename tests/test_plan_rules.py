@@ -194,6 +194,13 @@ def test_a_login_shell_without_a_terminal_is_never_killed() -> None:
     assert "spare shell" == fate(Proc(60, ["-bash", "sglang"], exe="/usr/bin/bash", session=5))
 
 
+@pytest.mark.parametrize("exe", ["/tmp/.x/xmrig", "/usr/bin/python3.12"])
+def test_what_computes_and_only_calls_itself_a_login_shell_is_workload(exe: str) -> None:
+    miner = Proc(60, ["-bash"], exe=exe, cuda=True)
+    assert fate(miner).startswith("kill ")
+    assert "spare shell" == fate(replace(miner, exe="/usr/bin/bash"))
+
+
 def test_a_shell_written_in_python_is_a_shell_all_the_same() -> None:
     shell = Proc(60, "/usr/bin/python3 /usr/bin/xonsh", exe="/usr/bin/python3.12", tty=PTY)
     assert "spare shell" == fate(shell)

@@ -67,12 +67,13 @@ def is_shell(process: Process) -> bool:
 
 def is_interactive_shell(process: Process) -> bool:
     """A login shell (known by the dash before its name, whatever it is), or one on a terminal that
-    runs neither script nor command: a person sits there.
+    runs neither script nor command: a person sits there. What computes on a GPU and only calls
+    itself `-bash`, as miners do, is none.
 
     A `bash -c 'while …'` that leads a tmux pane isn't one: it is the respawner.
     """
     if process.args and process.args[0].startswith("-"):
-        return True
+        return is_shell(process) or not process.computes
     if process.tty == 0:
         return False
     if not is_shell(process):
