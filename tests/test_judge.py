@@ -535,6 +535,39 @@ def test_a05_a08_no_gpu_at_all_is_broken_and_quoted(text: str, status: str) -> N
     assert text.strip() in got.reason
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + FREE,  # a byte order mark before the first row
+        FREE.replace("3, ", "\ufffd, "),
+        "\ufffd\ufffd0\0,\0 \0",
+        "Connection to the display server lost\n",
+    ],
+)
+def test_text_that_may_hide_a_gpu_proves_none_missing(text: str) -> None:
+    assert verdict(answer(memory=text)) is UNKNOWN
+
+
+def test_a_gpu_is_missing_beside_a_line_that_is_no_row() -> None:
+    assert verdict(answer(memory="WARNING: odd\n" + memory_rows(*[0] * 7))) is BROKEN
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("memory.total", "183359 M"),
+        ("memory.total", "183359 MiB\ufffd"),
+        ("pstate", "P0\x1b[2J"),
+        ("mig.mode.current", "Dis\ufffdbled"),
+        ("fabric.state", "Comp\0leted"),
+    ],
+)
+def test_a_row_that_is_garbled_behind_its_memory_is_not_believed(field: str, value: str) -> None:
+    got = judged(answer(health=health_rows({7: {field: value}})))
+    assert got.verdict is not CLEAN
+    assert f"GPU 7 {field} reads" in got.reason
+
+
 def test_a06_a_missing_gpu_is_broken_though_the_others_are_free() -> None:
     got = judged(answer(memory=memory_rows(*[0] * 7)))
     assert (BROKEN, True) == (got.verdict, "7 of 8 GPUs reported, missing 7" in got.reason)

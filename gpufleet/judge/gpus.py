@@ -6,6 +6,7 @@ manual is silent (16, 18), and from reports of the field. What isn't known here 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -88,7 +89,7 @@ def _count_findings(
     memory: MemoryReading, policy: Policy, grave: bool, look: str
 ) -> Iterator[Finding]:
     counts = Counter(row.index for row in memory.rows)
-    readable = memory.status in {"0", "6", "14", "15"} or grave
+    readable = (memory.status in {"0", "6", "14", "15"} and not _may_hide_rows(memory)) or grave
     missing = sorted(set(range(policy.gpus)) - set(counts))
     if len(counts) != policy.gpus or missing:
         which = f", missing {', '.join(map(str, missing))}" if counts and missing else ""
@@ -100,6 +101,15 @@ def _count_findings(
     for index, count in sorted(counts.items()):
         if count > 1:
             yield Finding(Verdict.BROKEN, f"GPU {index} is reported {count} times", f"{look} -L")
+
+
+def _may_hide_rows(memory: MemoryReading) -> bool:
+    """A GPU is missing only where all was read: a line that wasn't understood may be its row, as after
+    a byte order mark, and text without any row may be anything."""
+    lines = memory.other_lines
+    return any("MiB" in line or "\ufffd" in line for line in lines) or bool(
+        lines and not memory.rows
+    )
 
 
 def _word_finding(row: GpuRow, ssh: str) -> Finding:
@@ -177,7 +187,7 @@ def _field_findings(index: int, field: str, value: str, step: str) -> Iterator[F
         cure: Cure = "gpu-reset" if _RESET_WORDS in value else ""
         reason = f"GPU {index} {field} reads {value!r}"
         yield Finding(Verdict.BROKEN, reason, step, cure=cure, gpu=index)
-    elif not value or (value.startswith("[") and value not in _ABSENT) or _no_uuid(field, value):
+    elif not value or (value.startswith("[") and value not in _ABSENT) or _odd(field, value):
         again = any(word in value for word in _TRANSIENT_WORDS)
         reason = f"GPU {index} {field} reads {value!r}"
         yield Finding(Verdict.UNKNOWN, reason, step, again=again, gpu=index)
@@ -186,8 +196,13 @@ def _field_findings(index: int, field: str, value: str, step: str) -> Iterator[F
         yield Finding(Verdict.BROKEN, reason, step, cure=_RECOVERY.get(value, ""), gpu=index)
 
 
-def _no_uuid(field: str, value: str) -> bool:
-    return field == "uuid" and not value.startswith(("GPU-", "MIG-"))
+def _odd(field: str, value: str) -> bool:
+    """Of another form than this field's: a row that was cut off or garbled behind its memory."""
+    if field == "uuid":
+        return not value.startswith(("GPU-", "MIG-"))
+    if field == "memory.total":
+        return value not in _ABSENT and not re.fullmatch(r"[0-9]+ MiB", value)
+    return not value.isprintable() or "\ufffd" in value
 
 
 def _fabric_findings(index: int, fields: Mapping[str, str], ssh: str) -> Iterator[Finding]:
