@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import select
@@ -110,6 +111,8 @@ class Terminal:
 
     def __init__(self, fleet: SimFleet, *arguments: str, inventory: Path | None = None) -> None:
         self.said = ""
+        # A read may end within a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._control, terminal = pty.openpty()
         self.process = subprocess.Popen(
             [
@@ -153,10 +156,10 @@ class Terminal:
         try:
             if not select.select([self._control], [], [], wait_s)[0]:
                 return False
-            found = os.read(self._control, 65536).decode()
+            found = os.read(self._control, 65536)
         except OSError:  # the other side was closed
             return False
-        self.said += found.replace("\r\n", "\n")
+        self.said = (self.said + self._decoder.decode(found)).replace("\r\n", "\n")
         return bool(found)
 
 

@@ -340,7 +340,7 @@ def children() -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            head, _, rest = path.read_text().rpartition(")")
+            head, _, rest = path.read_text(errors="replace").rpartition(")")  # a name is any bytes
         except OSError:
             continue
         if int(rest.split()[1]) == os.getpid():
