@@ -302,6 +302,26 @@ def test_sudo_gets_the_whole_script_and_is_never_asked_to_prompt(
     assert node.path("/run/asked").read_text() == "-n /bin/sh -s\n"
 
 
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_sudo_that_waits_for_a_second_factor_is_no_privilege(
+    stream: str, fleet: SimFleet, node: SimNode
+) -> None:
+    """`-n` keeps sudo from asking for a password, not its PAM modules from asking for more."""
+    node.tool(
+        "sudo", f"echo 'Duo two-factor login for ops: approve on your phone' >&{stream}; sleep 100"
+    )
+    session = connect(spec_of(fleet, node, sudo=True))
+
+    with pytest.raises(Unreachable) as caught:
+        session.run(script(""), timeout_s=2)
+    session.close()
+
+    assert caught.value.stage == "privilege"
+    assert not caught.value.transient
+    assert "sudo started no shell in time: Duo two-factor login for ops" in str(caught.value)
+    assert caught.value.next_step.endswith("sudo -n true")
+
+
 NOISE = (
     "echo 'Welcome to the cluster, 8 GPUs, have fun'; printf '\\033[33mquota: 3, 12 GiB\\033[0m\\n';"
     " echo '0, 0 MiB'; echo 'bash: warning: setlocale: LC_ALL: cannot change locale' >&2;"

@@ -93,10 +93,17 @@ class Session:
                 channel.shutdown_write()
             while not reader.finished:
                 left_s = deadline - time.monotonic()
-                channel.settimeout(max(0.0, min(left_s, script.silence_s)))
+                wait_s = min(left_s, script.silence_s)
+                if self._access.sudo and not reader.started:
+                    wait_s *= 0.9  # before the watchdog, which closes and takes sudo's words along
+                channel.settimeout(max(0.0, wait_s))
                 try:
                     data = channel.recv(_CHUNK)
-                except TimeoutError:
+                except TimeoutError as error:
+                    if self._access.sudo and not reader.started:
+                        while channel.recv_stderr_ready() and (more := channel.recv_stderr(_CHUNK)):
+                            stderr = (stderr + more)[:4000]
+                        raise self._silent_sudo(reader.noise, stderr) from error
                     if script.silence_s < left_s:
                         raise ConnectionLost(
                             f"no sign of life for {script.silence_s:.0f} s"
@@ -146,9 +153,19 @@ class Session:
                     transient=True,
                 ) from error
 
+    def _silent_sudo(self, noise: bytes, stderr: bytes) -> Unreachable:
+        """`-n` forbids sudo's own question only: a second factor, a directory that is down or a dead
+        home may still keep it. No line of the script ran."""
+        said = _words(stderr, noise)
+        return Unreachable(
+            "privilege",
+            f"no privilege: sudo started no shell in time{f': {said}' if said else ''}",
+            next_step=f"{self._access.ssh_command} sudo -n true",
+        )
+
     def _no_shell(self, noise: bytes, stderr: bytes, status: int | None) -> Unreachable:
         """The login worked and no script started: sudo's own sentence, or a shell that isn't one."""
-        said = " ".join((stderr + b" " + noise).decode("utf-8", "replace").split())[:300]
+        said = _words(stderr, noise)
         if self._access.sudo:
             return Unreachable(
                 "privilege",
@@ -162,3 +179,7 @@ class Session:
             f"the login shell ran no script (status {status}): {said or 'it said nothing'}",
             next_step=f"{self._access.ssh_command} /bin/sh -c true",
         )
+
+
+def _words(stderr: bytes, noise: bytes) -> str:
+    return " ".join((stderr + b" " + noise).decode("utf-8", "replace").split())[:300]
