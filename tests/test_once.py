@@ -112,6 +112,24 @@ def test_what_is_kept_is_bounded_and_closed_to_others(node: SimNode) -> None:
     assert {path.stat().st_mode & 0o077 for path in acts(node).iterdir()} <= {0, 0o044}
 
 
+def test_an_act_that_could_not_be_noted_has_not_begun(node: SimNode) -> None:
+    (job,) = node.start((JOB,))
+    folder = "/run/gpufleet/acts"
+    node.exec(f"mkdir -p {folder}; chmod 700 {folder}/.. {folder}; mount -t tmpfs -o size=4k,mode=700 none {folder}")
+    try:
+        node.exec(f"head -c 4096 /dev/zero >{folder}/fill")
+        full = answered(node, "sh", act_of(job, "r1.1", keep=False))  # type: ignore[arg-type]
+        assert node.alive(job)
+        node.exec(f"rm {folder}/fill")
+        freed = answered(node, "sh", act_of(job, "r1.1", keep=False))  # type: ignore[arg-type]
+    finally:
+        node.exec(f"umount {folder}")
+
+    assert "disk full or read-only?" in full.failure
+    assert freed.again is None
+    assert not node.alive(job)
+
+
 def test_an_answer_that_is_too_large_is_not_kept(node: SimNode) -> None:
     node.start(tuple(Proc(f"huge{n}", ("sleeper", "x" * 120_000)) for n in range(10)))
     (proc,) = node.start((JOB,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -28,7 +29,10 @@ def write(text: str) -> None:
 
 def nowhere() -> TextIO:
     """In place of a stream that can't be written: it would be flushed once more at exit."""
-    return open(os.devnull, "w")  # noqa: PTH123  # closed by the exit
+    try:
+        return open(os.devnull, "w")  # noqa: PTH123  # closed by the exit
+    except OSError:  # no descriptor is left
+        return io.StringIO()
 
 
 def is_terminal(stream: TextIO | None) -> bool:

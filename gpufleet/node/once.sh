@@ -22,8 +22,10 @@ gf_first() {
     gf_text again "$gf_kept $((GF_NOW - gf_since))"
     return 1
   fi
-  { printf '%s\n' "$GF_NOW" >"$GF_ACTS/$GF_ACT"; } 2>/dev/null ||
+  if ! { printf '%s\n' "$GF_NOW" >"$GF_ACTS/$GF_ACT"; } 2>/dev/null; then
+    rm -f "$GF_ACTS/$GF_ACT" # an empty one would say that it began
     gf_fail "cannot write in $GF_ACTS (disk full or read-only?)"
+  fi
   gf_forget "$GF_KEPT_ANSWERS" "$GF_ACTS"/*.said
   gf_forget "$GF_KEPT_ACTS" "$GF_ACTS"/*
 }
