@@ -60,18 +60,30 @@ esac
 
 _SYSTEMCTL = f"""
 for unit in "$@"; do :; done
+if [ -e "/run/mute/$unit" ]; then # or all that a property is asked of
+  case "$* " in *"$(cat "/run/mute/$unit")"*) exit 0 ;; esac
+fi
 state() {{ cat "/run/units/$unit" 2>/dev/null || echo inactive; }}
 case "$1" in
   show)
     case "$*" in
-      *RequiredBy*) echo "RequiredBy=$(cat "/run/bound/$unit" 2>/dev/null)"; echo BoundBy= ;;
-      *) echo "ActiveState=$(state)"; echo SubState=running; echo NRestarts=0 ;;
+      *RequiredBy*)
+        for how in RequiredBy RequisiteOf BoundBy ConsistsOf PropagatesStopTo; do
+          case "$*" in *$how*) echo "$how=$(cat "/run/bound/$unit.$how" 2>/dev/null)" ;; esac
+        done ;;
+      *) echo NRestarts=0; echo "ActiveState=$(state)"; echo "SubState=$(state)" ;;
     esac ;;
   is-active) [ "$(state)" = active ] ;;
   is-system-running) cat /run/running 2>/dev/null || echo running ;;
   stop) {_TROUBLE} [ ! -e "/run/pids/$unit" ] || kill -KILL "$(cat "/run/pids/$unit")"
     echo inactive >"/run/units/$unit" ;;
-  start) {_TROUBLE} is down || echo active >"/run/units/$unit" ;;
+  start) {_TROUBLE}
+    if is slow; then
+      echo activating >"/run/units/$unit"
+      setsid sh -c "sleep 0.5; echo active >'/run/units/$unit'" </dev/null >/dev/null 2>&1 &
+      exit 1
+    fi
+    is down || echo active >"/run/units/$unit" ;;
   reboot) {_TROUBLE} setsid /bin/sh /run/boot </dev/null >/dev/null 2>&1 & ;;
 esac
 """
@@ -97,13 +109,11 @@ class Rig:
 
     def __init__(self, node: SimNode) -> None:
         self.node = node
-        node.exec(
-            "rm -rf /run/calls /run/trouble /run/units /run/bound /run/pids /run/go /run/stays /run/cuts"
-        )
+        node.exec("cd /run; rm -rf calls trouble units bound pids go stays cuts mute")
         node.exec(
             "rm -rf /run/running /var/lib/gpufleet-node; mkdir /run/trouble /run/units /run/bound"
         )
-        node.exec("mkdir /run/pids")
+        node.exec("mkdir /run/pids /run/mute")
         for unit in UNITS:
             self.write(f"/run/units/{unit}", "active")
         node.tool("nvidia-smi", _SMI)

@@ -349,17 +349,91 @@ def test_who_came_to_hold_a_gpu_meanwhile_is_no_reason_to_reset(
     assert rig.down() == []
 
 
+@pytest.mark.parametrize(
+    ("how", "other", "state"),
+    [
+        ("RequiredBy", "billing.service", "active"),
+        ("RequisiteOf", "billing.service", "active"),
+        ("BoundBy", "billing.service", "activating"),
+        ("ConsistsOf", "scrape.timer", "active"),
+        ("PropagatesStopTo", "metrics.socket", "active"),
+    ],
+)
 def test_what_systemd_would_stop_as_well_forbids_it(
-    node: SimNode, rig: Rig, escalate: Escalate
+    how: str, other: str, state: str, node: SimNode, rig: Rig, escalate: Escalate
 ) -> None:
     node.fault(*WANTS)
-    rig.write(f"/run/bound/{UNITS[1]}", "billing.service multi-user.target")
-    rig.write("/run/units/billing.service", "active")
+    rig.write(f"/run/bound/{UNITS[1]}.{how}", f"idle.service {other} {UNITS[0]}")
+    rig.write(f"/run/units/{other}", state)
 
     report = escalate()
 
-    assert rungs(report) == [("gpu-reset", f"no: billing.service stops with {UNITS[1]}")]
+    assert rungs(report) == [("gpu-reset", f"no: {other} stops with {UNITS[1]}")]
     assert (rig.calls(), rig.written()) == ([], [])
+
+
+@pytest.mark.parametrize("billing", ["active", "inactive"])
+def test_what_stops_with_a_target_forbids_it_and_a_target_alone_does_not(
+    billing: str, node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    node.fault(*WANTS)
+    rig.write(f"/run/bound/{UNITS[1]}.RequiredBy", "gpus.target")
+    rig.write("/run/bound/gpus.target.ConsistsOf", f"billing.service {UNITS[1]}")
+    rig.write("/run/bound/gpus.target.RequiredBy", "gpus.target")
+    rig.write("/run/units/gpus.target", "active")
+    rig.write("/run/units/billing.service", billing)
+
+    report = escalate()
+
+    stays = ("gpu-reset", "no: billing.service stops with gpus.target")
+    assert rungs(report) == [stays if billing == "active" else ("gpu-reset", "yes")]
+    assert rig.calls() == ([] if billing == "active" else list(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("unit", "asked", "said"),
+    [
+        (UNITS[1], "ActiveState", f"how {UNITS[1]} is"),
+        (UNITS[1], "RequiredBy", f"what stops with {UNITS[1]}"),
+        ("nvidia-imex.service", "ActiveState", "how nvidia-imex.service is"),
+    ],
+)
+def test_a_systemctl_that_does_not_tell_forbids_it(
+    unit: str, asked: str, said: str, node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    """A daemon that isn't known to run isn't stopped, and would be reset under its feet."""
+    node.fault(*WANTS)
+    rig.write(f"/run/mute/{unit}", asked)
+
+    report = escalate()
+
+    assert rungs(report) == [("gpu-reset", f"no: systemctl did not tell {said} (status 0)")]
+    assert (rig.calls(), rig.written()) == ([], [])
+
+
+@pytest.mark.parametrize("state", ["active", "activating"])
+def test_a_running_imex_forbids_it(state: str, node: SimNode, rig: Rig, escalate: Escalate) -> None:
+    node.fault(*WANTS)
+    rig.write("/run/units/nvidia-imex.service", state)
+
+    report = escalate()
+
+    assert rungs(report)[0][1].startswith("no: nvidia-imex runs")
+    assert rig.calls() == []
+
+
+def test_a_daemon_that_is_slow_to_come_up_is_up(
+    node: SimNode, rig: Rig, escalate: Escalate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start gave up, or ran out of time; that it became active since is what was wanted."""
+    node.fault(*WANTS)
+    rig.trouble("slow", STARTS[0])
+    monkeypatch.setattr("gpufleet.node.STAYS_UP_S", 3)
+
+    report = escalate()
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert (rig.down(), rig.written()) == ([], [])
 
 
 def test_a_daemon_that_is_no_service_forbids_it(
@@ -633,16 +707,49 @@ def test_a_guard_is_asked_again_before_anything_is_killed_after_a_boot(
     assert (report.verdict, report.killed) == (Verdict.SKIPPED, ()), report
 
 
+@pytest.mark.parametrize("word", ["starting", "stopping", "unknown"])
 def test_a_boot_that_is_never_complete_proves_nothing(
+    word: str, node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    """Nor one that goes down once more."""
+    node.fault(*REBOOT)
+    rig.write("/run/running", word)
+
+    report = escalate("reboot")
+
+    assert report.verdict is Verdict.UNKNOWN, report
+    assert report.reason.startswith(f"back after a reboot, and still {word}")
+
+
+def test_a_systemctl_that_hangs_after_a_boot_proves_nothing(
+    node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    node.fault(*REBOOT)
+    node.exec("mkfifo /run/running")  # nobody writes
+
+    report = escalate("reboot", limits=replace(LIMITS, tool_s=1))
+
+    assert report.verdict is Verdict.UNKNOWN, report
+    assert report.reason.startswith("back after a reboot, and still unknown")
+
+
+def test_a_node_that_comes_back_with_a_gpu_less_is_broken(
     node: SimNode, rig: Rig, escalate: Escalate
 ) -> None:
     node.fault(*REBOOT)
     rig.write("/run/running", "starting")
 
-    report = escalate("reboot")
+    def come() -> None:
+        rig.await_that(lambda: node.path("/run/boot_id").read_text().startswith("2"))
+        node.fault("missing7")
+        rig.write("/run/running", "running")
 
-    assert report.verdict is Verdict.UNKNOWN, report
-    assert report.reason.startswith("back after a reboot, and still starting")
+    threading.Timer(0, come).start()
+    report = escalate("reboot", limits=replace(LIMITS, ready_s=5))
+
+    assert report.verdict is Verdict.BROKEN, report
+    assert "7 of 8 GPUs reported" in report.reason
+    assert rig.calls() == ["systemctl reboot"]
 
 
 def test_a_connection_that_a_boot_cuts_once_more_is_opened_once_more(
@@ -769,6 +876,62 @@ def test_an_interrupt_while_it_boots_is_told(
     assert process.returncode == 130
     assert "interrupted while the node reboots: state not verified" in out
     assert "gpufleet status --hosts gpu01" in out
+
+
+# With owners that were stopped
+
+
+_DOCKER = """
+id=${4-}; for id in "$@"; do :; done
+case "$*" in
+  *'status='*) echo "status=$(cat "/run/state.$id")=" ;;
+  inspect*) echo "$(cat "/run/state.$id") $(cat "/run/pid.$id") always /c-${id%%${id#?}} image" ;;
+  stop*) kill -KILL "$(cat "/run/pid.$id")"; echo exited >"/run/state.$id" ;;
+  start*) echo running >"/run/state.$id"; echo "docker $*" >>/run/calls ;;
+esac
+"""
+
+
+def contained(rig: Rig, number: str) -> str:
+    """The id of a container that runs workload from now on."""
+    name = number * 64
+    owner = f"/system.slice/docker-{name}.scope"
+    [job] = rig.node.start(
+        (Proc("job", ("python3", "-m", "sglang.launch_server"), owner=owner, memory={0: 900}),)
+    )
+    rig.write(f"/run/pid.{name}", str(job.pid))
+    rig.write(f"/run/state.{name}", "running")
+    return name
+
+
+def test_what_was_stopped_before_a_rung_is_started_after_it(
+    node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    """Other workload comes meanwhile and is stopped as well; neither is forgotten."""
+    node.tool("docker", _DOCKER)
+    node.fault(*REBOOT)
+    first = contained(rig, "a")
+    rig.write("/run/running", "starting")
+    came: list[str] = []
+
+    def come() -> None:
+        rig.await_that(lambda: node.path("/run/boot_id").read_text().startswith("2"))
+        came.append(contained(rig, "b"))
+        rig.write("/run/running", "running")
+
+    threading.Timer(0, come).start()
+    report = escalate(
+        "reboot", stop="owner", restart=True, limits=replace(LIMITS, ready_s=20, owner_s=5)
+    )
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert [(s.owner, s.stopped, s.restored) for s in report.stopped] == [
+        ("docker:c-a", "yes", "yes"),
+        ("docker:c-b", "yes", "yes"),
+    ]
+    starts = [call for call in rig.calls() if call.startswith("docker")]
+    assert starts == [f"docker start {came[0]}", f"docker start {first}"]
+    assert rig.written() == []
 
 
 # Many nodes, one after the other

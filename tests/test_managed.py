@@ -159,6 +159,21 @@ def test_what_its_owner_does_not_stop_is_killed(
     assert [line.signal for line in report.killed] == ["KILL"]
 
 
+def test_what_was_stopped_too_slowly_and_killed_is_started_again(
+    node: SimNode, reset_sim: Reset
+) -> None:
+    """Nobody heard that it stopped, and it doesn't run: a start is owed all the same."""
+    late = "stop*) sleep 60 ;;\n  inspect*) echo exited 0 always /sglang image ;;"
+    container(node, "docker", RUNTIME.replace("  stop*)", f"  {late}\n  never*)"))
+
+    report = reset_sim(stop="owner", restart=True, limits=replace(QUICK, owner_s=1))
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert told(report) == [("docker:sglang", "not confirmed: no answer in 1 s", "yes")]
+    assert calls(node, "start") == [f"docker start {CONTAINER_ID}"]
+    assert not node.path(FILE).exists()
+
+
 def test_a_container_that_does_not_come_up_is_broken_and_not_forgotten(
     node: SimNode, reset_sim: Reset
 ) -> None:

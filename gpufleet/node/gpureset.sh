@@ -5,12 +5,27 @@
 # stop), GF_LOCK, GF_RUN, GF_WHO (for the syslog), GF_SETTLE_S, GF_TOOL_S and GF_ALL_CS as in start.sh,
 # GF_RESET_S and GF_RESET_CS (limit of the reset itself).
 
-# gf_choose: GF_CHOSEN becomes "KIND TARGET" of each that is up, and of persistence mode where no daemon
+# gf_daemon_is UNIT: GF_IS becomes how it is; 1 where systemctl doesn't say (it hangs, it prints nothing),
+# but on a machine without systemd, where nothing is a unit. GF_OTHER says it.
+gf_daemon_is() {
+  gf_state_of daemon "$1"
+  [ "$GF_IS" = unknown ] || return 0
+  case $GF_STATUS.$GF_WORDS in
+    127.* | *'not been booted with systemd'*)
+      GF_IS=down
+      return 0
+      ;;
+  esac
+  GF_OTHER="systemctl did not tell how $1 is (status $GF_STATUS)"
+  return 1
+}
+
+# gf_choose: 1 if nobody told. GF_CHOSEN becomes "KIND TARGET" of each that is up, and of persistence mode where no daemon
 # keeps it.
 gf_choose() {
   GF_CHOSEN=
   for gf_unit in $GF_DAEMONS; do
-    gf_state_of daemon "$gf_unit"
+    gf_daemon_is "$gf_unit" || return 1
     case $GF_IS in
       up | starting | failing) GF_CHOSEN="${GF_CHOSEN}daemon $gf_unit
 " ;;
@@ -51,26 +66,42 @@ EOT
   gf_write_stopped "$GF_LIST" || gf_fail "cannot write $GF_STOPPED (disk full or read-only?)"
 }
 
-# gf_alone: 1 if systemd would stop something else with a daemon, which nobody would start again.
-# GF_OTHER says what.
+# gf_alone: 1 if systemd would stop something else with a daemon, which nobody would start again, or if
+# it didn't tell. A target is nothing by itself; what stops with it is asked as well. GF_OTHER says what.
 gf_alone() {
+  gf_asked=" "
+  gf_queue=
   while read -r gf_kind gf_target; do
-    [ "$gf_kind" = daemon ] || continue
-    gf_bounded systemctl show --property=RequiredBy,BoundBy,ConsistsOf -- "$gf_target"
+    [ "$gf_kind" != daemon ] || gf_queue="$gf_queue$gf_target "
+  done <<EOT
+$GF_CHOSEN
+EOT
+  while [ -n "$gf_queue" ]; do
+    gf_target=${gf_queue%% *}
+    gf_queue=${gf_queue#* }
+    case $gf_asked in *" $gf_target "*) continue ;; esac
+    gf_asked="$gf_asked$gf_target "
+    gf_bounded systemctl show \
+      --property=RequiredBy,RequisiteOf,BoundBy,ConsistsOf,PropagatesStopTo -- "$gf_target"
+    GF_OTHER="systemctl did not tell what stops with $gf_target (status $GF_STATUS)"
+    [ "$GF_STATUS" = 0 ] && grep -q '^RequiredBy=' "$GF_FILE.out" || return 1
     while read -r gf_line; do
       for gf_unit in ${gf_line#*=}; do
         case " $GF_DAEMONS " in *" $gf_unit "*) continue ;; esac
-        case $gf_unit in *.service | *.scope) ;; *) continue ;; esac
-        GF_OTHER="$gf_unit stops with $gf_target"
-        gf_bounded systemctl is-active --quiet -- "$gf_unit"
-        [ "$GF_STATUS" != 0 ] || return 1
+        gf_daemon_is "$gf_unit" || return 1
+        case $GF_IS.$gf_unit in
+          down.*) ;;
+          *.target) gf_queue="$gf_queue$gf_unit " ;;
+          *)
+            GF_OTHER="$gf_unit stops with $gf_target"
+            return 1
+            ;;
+        esac
       done
     done <<EOL
 $(cat "$GF_FILE.out")
 EOL
-  done <<EOT
-$GF_CHOSEN
-EOT
+  done
 }
 
 # gf_stop_daemons: 1 at the first that doesn't stop: the reset would be refused.
@@ -155,13 +186,11 @@ gf_put_back() {
 
 gf_climb() {
   gf_stopped_folder
-  gf_state_of daemon nvidia-imex.service
-  if [ "$GF_IS" = up ]; then
+  if gf_daemon_is nvidia-imex.service && [ "$GF_IS" != down ]; then
     gf_text refused "nvidia-imex runs: it shares this node's fabric with other nodes"
     return
   fi
-  gf_choose
-  if ! gf_alone; then
+  if [ "$GF_IS" = unknown ] || ! gf_choose || ! gf_alone; then
     gf_text refused "$GF_OTHER"
     return
   fi

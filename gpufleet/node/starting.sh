@@ -3,6 +3,19 @@
 # stays in it. In: GF_ONLY (kinds to start; empty: all; the others stay in the file), GF_SETTLE_S (so
 # long it has to stay up), GF_TOOL_S (limit of each), GF_ALL_CS (of all together).
 
+# gf_starts: GF_STARTS becomes how often its owner has started it by itself, as far as that is counted. Not
+# its words: a slow one is activating at first, and that it became active is what is wanted.
+gf_starts() {
+  GF_STARTS=
+  case $GF_IS.$GF_WORDS in
+    failing.*) GF_STARTS=failing ;;
+    *NRestarts=*)
+      GF_STARTS=${GF_WORDS##*NRestarts=}
+      GF_STARTS=${GF_STARTS%% *}
+      ;;
+  esac
+}
+
 gf_start_all() {
   gf_stopped_folder
   gf_read_stopped
@@ -38,7 +51,8 @@ EOT
     head -c 600 "$GF_FILE.out"
     gf_end "start.$gf_number" "$GF_STATUS"
     gf_state_of "$gf_kind" "$gf_target"
-    eval "gf_first_$gf_number=\$GF_WORDS"
+    gf_starts
+    eval "gf_first_$gf_number=\$GF_STARTS"
   done <<EOT
 $gf_turned
 EOT
@@ -51,8 +65,9 @@ EOT
     gf_state_of "$gf_kind" "$gf_target"
     gf_first=
     eval "gf_first=\$gf_first_$gf_number"
-    # Up, and started only once: NRestarts stands in its words.
-    [ "$GF_IS" != up ] || [ "$gf_kind" = supervisor ] || [ "$gf_first" = "$GF_WORDS" ] || GF_IS=failing
+    gf_starts
+    # Up, and started only once.
+    [ "$GF_IS" != up ] || [ "$gf_kind" = supervisor ] || [ "$gf_first" = "$GF_STARTS" ] || GF_IS=failing
     gf_text "owner.$gf_number" "$GF_IS" "$gf_kind" "$gf_target" "$GF_WORDS"
     case $GF_IS in
       up | starting) ;;

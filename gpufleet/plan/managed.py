@@ -41,6 +41,10 @@ class Stop:
     why_not: str = ""
     source: Owner = NOBODY
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.kind, self.target
+
 
 def owners_of(plan: Plan, observation: Observation) -> tuple[frozenset[Owner], bool]:
     """Whom to ask about what would be killed; and whether a supervisor is among them."""
@@ -62,7 +66,7 @@ def make_stops(
             checked = stop
             if not stop.why_not and not _NAME.match(stop.target):
                 checked = replace(stop, why_not="its name holds characters that no owner's has")
-            found.setdefault((stop.kind, stop.target), checked)
+            found.setdefault(stop.key, checked)
     return tuple(found.values())
 
 

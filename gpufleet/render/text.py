@@ -173,10 +173,12 @@ def _stopped(stop: Stopped, report: RunReport) -> str:
     if report.dry_run:
         why = f"would not stop: {stop.owner}: {stop.stopped}"
         return printable(why if stop.stopped else f"would stop: {stop.owner} by {stop.action}")
-    if stop.stopped != "yes":
-        return printable(f"not stopped: {stop.owner} by {stop.action}: {stop.stopped}")
-    again = stop.restored or "no (gpufleet restore)"
-    return printable(f"stopped: {stop.owner} by {stop.action}; started again: {again}")
+    again = f"; started again: {stop.restored or 'no (gpufleet restore)'}"
+    if stop.stopped == "yes":
+        return printable(f"stopped: {stop.owner} by {stop.action}{again}")
+    unsure = stop.restored or stop.stopped.startswith("not confirmed")
+    said = f"not stopped: {stop.owner} by {stop.action}: {stop.stopped}"
+    return printable(f"{said}{again}" if unsure else said)
 
 
 def _escalated(one: Escalation) -> str:

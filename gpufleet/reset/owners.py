@@ -23,7 +23,7 @@ from gpufleet.plan import Plan
 from gpufleet.plan.managed import described, make_stops, owners_of
 from gpufleet.policy import Policy
 from gpufleet.report import described_report
-from gpufleet.reset.state import State
+from gpufleet.reset.state import NOT_UP, State
 from gpufleet.reset.wire import ask, exchange, reconnect
 from gpufleet.transport import Answer, Script
 
@@ -63,7 +63,8 @@ def with_owners(state: State, report: NodeReport) -> NodeReport:
 
 
 def plan_stops(state: State) -> None:
-    """Learns who would be stopped. Asks the node, once more if need be."""
+    """Learns who would be stopped. Asks the node, once more if need be. What was stopped already (before
+    a rung) stays known: it is to run again as well."""
     observation, plan, policy = state.after, state.plan, state.spec.policy
     if observation is None or plan is None or not plan.kill:
         return
@@ -74,17 +75,23 @@ def plan_stops(state: State) -> None:
         reconnect(state)  # whatever still runs on the old connection
     if policy.stop == "owner":
         managed = state.managed or Managed()
-        state.stops = list(make_stops(plan, observation, managed, policy))
+        stops = make_stops(plan, observation, managed, policy)
+        again = {stop.key for stop in stops if not stop.why_not}
+        earlier = [stop for stop in state.to_restore if stop.key not in again]
+        known = {stop.key for stop in earlier}
+        state.stops = [*earlier, *(stop for stop in stops if stop.key not in known)]
+        state.stopped = {key: said for key, said in state.stopped.items() if key in known}
 
 
 def stop_owners(state: State) -> Judgement | None:
     """None where the reset may go on: all that is to be stopped was tried. Its time isn't the node's."""
-    due = [stop for stop in state.stops if not stop.why_not]
-    state.stopped = {stop.owner: stop.why_not for stop in state.stops if stop.why_not}
+    earlier = dict(state.stopped)
+    due = [stop for stop in state.stops if not stop.why_not and stop.key not in earlier]
+    state.stopped |= {stop.key: stop.why_not for stop in state.stops if stop.why_not}
     if not due:
         return None
     state.on_event("stop", ", ".join(stop.owner for stop in due))
-    state.stopped |= {stop.owner: "not confirmed" for stop in due}
+    state.stopped |= {stop.key: "not confirmed" for stop in due}
     policy = state.spec.policy
     script = stop_script(
         policy,
@@ -95,20 +102,20 @@ def stop_owners(state: State) -> Judgement | None:
     )
     answer = _timed(state, script)
     if "again" in answer.sections:
-        state.stopped = {}
-        state.stops = []
+        state.stopped = earlier
+        state.stops = [stop for stop in state.stops if stop.key in earlier]
         return Judgement(
             Verdict.UNKNOWN,
             "another worker of this run stopped owners here, and was lost: nothing more was done",
             f"gpufleet restore --hosts {state.spec.name}",
         )
     if "failed" in answer.sections or "locked" in answer.sections:
-        state.stopped = {}
-        state.stops = []
+        state.stopped = earlier
+        state.stops = [stop for stop in state.stops if stop.key in earlier]
         return _refused(state, answer)
     outcomes = parse_outcomes(answer)
     for number, stop in enumerate(due, start=1):
-        state.stopped[stop.owner] = _outcome(outcomes.get(number), policy)
+        state.stopped[stop.key] = _outcome(outcomes.get(number), policy)
     return None
 
 
@@ -116,7 +123,7 @@ def start_owners(state: State, report: NodeReport) -> NodeReport:
     """The report after what was stopped was started again, where that is asked for and the node CLEAN;
     else with how to do it."""
     report = replace(report, stopped=_lines(state))
-    if not any(stop in {"yes", "not confirmed"} for stop in state.stopped.values()):
+    if all(stop.kind == "job" for stop in state.to_restore):  # its user submits it again
         return report
     host = state.spec.name
     if state.run.dry_run:
@@ -139,8 +146,8 @@ def start_owners(state: State, report: NodeReport) -> NodeReport:
     started = parse_started(answer)
     states = {(one.kind, one.target): one for one in started}
     for stop in state.stops:
-        if one := states.get((stop.kind, stop.target)):
-            state.restored[stop.owner] = restored(one)
+        if one := states.get(stop.key):
+            state.restored[stop.key] = restored(one)
     report = replace(report, stopped=_lines(state), elapsed_s=round(state.elapsed_s, 3))
     return with_failures(report, started, host, "clean, but ")
 
@@ -176,8 +183,8 @@ def _lines(state: State) -> tuple[Stopped, ...]:
         Stopped(
             one_line(stop.owner),
             one_line(stop.action),
-            stop.why_not if state.run.dry_run else state.stopped.get(stop.owner, stop.why_not),
-            state.restored.get(stop.owner, ""),
+            stop.why_not if state.run.dry_run else state.stopped.get(stop.key, stop.why_not),
+            state.restored.get(stop.key, ""),
         )
         for stop in state.stops
     )
@@ -190,7 +197,7 @@ def _outcome(outcome: Outcome | None, policy: Policy) -> str:
     if outcome.status == "0":
         return "yes"
     if outcome.status == "absent":
-        return "no: it was not up"
+        return NOT_UP
     if outcome.status == "late":
         return "no: the others took too long"
     if outcome.status in {"124", "137"}:

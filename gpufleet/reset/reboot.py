@@ -14,11 +14,15 @@ from gpufleet.records import dataclass
 from gpufleet.reset.gpureset import locked
 from gpufleet.reset.state import State, Taken
 from gpufleet.reset.wire import exchange, reconnect
+from gpufleet.transport import Answer
 
 _LOGINS = 3
 """Refused logins at most while a node boots (a directory that isn't up yet): more could lock."""
 
 _BOOT_S = 30.0
+
+_BOOTING = frozenset({"initializing", "starting", "stopping", "unknown"})
+"""Words of systemd for a node that isn't through, or goes down once more, or doesn't know."""
 
 
 class _NotYet(NodeError):
@@ -111,14 +115,14 @@ def _still_starting(state: State, waiting: _Waiting) -> Judgement | None:
         state.allow(limits.ready_s)
         try:
             answer = exchange(state, boot_script(state.spec.policy), timeout_s=_BOOT_S)
-            running = answer.text("running").strip()
+            running = _how_far(answer)
         except (ConnectionLost, ScriptTimeout, Unreachable) as error:
             # The network and sshd may be started once more after the first login.
             if waiting.ends(error) or state.run.clock() >= until or state.run.interrupted():
                 raise
             reconnect(state)
             running = "starting"
-        if running not in {"initializing", "starting"}:
+        if running not in _BOOTING:
             return None
         if state.run.clock() >= until or state.run.interrupted():
             reason = f"back after a reboot, and still {running} (systemctl is-system-running)"
@@ -126,6 +130,14 @@ def _still_starting(state: State, waiting: _Waiting) -> Judgement | None:
             return Judgement(Verdict.UNKNOWN, reason, step)
         state.on_event("boot", running)
         state.run.sleep(limits.pause_s)
+
+
+def _how_far(answer: Answer) -> str:
+    """The word of systemd; one that doesn't answer in time doesn't know either. "" on a node without it."""
+    section = answer.get("running")
+    if section is not None and section.status in {"124", "137"}:
+        return "unknown"
+    return answer.text("running").strip()
 
 
 def _not_back(state: State, error: NodeError, limit_s: float) -> Taken:

@@ -71,6 +71,11 @@ class Resetting:
         )
 
 
+NOT_UP = "no: it was not up"
+
+Target = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class Taken:
     """A rung. `done`: "yes", or what came of it. `worked`: worth a patient look. `end`: what holds
@@ -112,9 +117,10 @@ class State:
     """What the owners of workload said of themselves, if they were asked."""
     stops: list[Stop] = field(default_factory=list)
     """Owners that this reset stopped, was to stop, or would."""
-    stopped: dict[str, str] = field(default_factory=dict)
-    """By the stop's owner: "yes", or why not; nothing in a dry run."""
-    restored: dict[str, str] = field(default_factory=dict)
+    stopped: dict[Target, str] = field(default_factory=dict)
+    """By the stop's kind and target (users may have services of one name): "yes", or why not; nothing
+    in a dry run."""
+    restored: dict[Target, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """Warnings on how this reset went."""
     repeated: bool = False
@@ -142,12 +148,19 @@ class State:
     @property
     def stopped_owners(self) -> frozenset[Owner]:
         """Those whose stop succeeded."""
-        return frozenset(s.source for s in self.stops if self.stopped.get(s.owner) == "yes")
+        return frozenset(s.source for s in self.stops if self.stopped.get(s.key) == "yes")
 
     @property
     def stopped_any(self) -> bool:
         """Has something been tried, so that the last look is old?"""
-        return any(stop.owner in self.stopped and not stop.why_not for stop in self.stops)
+        return any(stop.key in self.stopped and not stop.why_not for stop in self.stops)
+
+    @property
+    def to_restore(self) -> list[Stop]:
+        """Those that were up and don't run now, or may not: their stop was begun, or was to be and their
+        processes were killed. The node's file names them."""
+        down = (s for s in self.stops if not s.why_not and s.key in self.stopped)
+        return [stop for stop in down if self.stopped[stop.key] != NOT_UP]
 
     @property
     def lock(self) -> str:

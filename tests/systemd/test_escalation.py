@@ -68,10 +68,15 @@ def test_services_are_stopped_for_the_reset_and_run_again(wanting: Machine, rese
     assert not wanting.path(FILE).exists()
 
 
+@pytest.mark.parametrize(
+    "how", ["Requires", "Requisite", "BindsTo", "PartOf", "StopPropagatedFrom"]
+)
 def test_a_service_that_would_stop_with_one_of_them_forbids_it(
-    wanting: Machine, reset: Reset
+    how: str, wanting: Machine, reset: Reset
 ) -> None:
-    text = unit("/bin/sleep 1000").replace("[Service]", f"Requires={UNITS[1]}\n[Service]")
+    text = unit("/bin/sleep 1000").replace(
+        "[Service]", f"{how}={UNITS[1]}\nAfter={UNITS[1]}\n[Service]"
+    )
     wanting.write("billing.service", text)
     wanting.systemctl("start billing.service")
     before = pids(wanting)
@@ -81,6 +86,22 @@ def test_a_service_that_would_stop_with_one_of_them_forbids_it(
     [rung] = report.escalations
     assert rung.done == f"no: billing.service stops with {UNITS[1]}"
     assert (pids(wanting), resets(wanting)) == (before, 0)
+
+
+def test_a_service_that_would_stop_with_a_target_of_one_forbids_it(
+    wanting: Machine, reset: Reset
+) -> None:
+    wanting.write("gpus.target", f"[Unit]\nBindsTo={UNITS[1]}\n")
+    text = unit("/bin/sleep 1000").replace("[Service]", "PartOf=gpus.target\n[Service]")
+    wanting.write("billing.service", text)
+    wanting.systemctl("start gpus.target billing.service")
+
+    report = reset(escalate="gpu-reset")
+
+    [rung] = report.escalations
+    assert rung.done == "no: billing.service stops with gpus.target"
+    assert resets(wanting) == 0
+    wanting.exec("systemctl stop gpus.target")
 
 
 def test_a_daemon_that_does_not_come_up_is_told(wanting: Machine, reset: Reset) -> None:
