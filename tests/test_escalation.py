@@ -174,6 +174,24 @@ def test_persistence_mode_without_its_daemon_is_put_back(
     assert rig.calls()[2:5] == [f"nvidia-smi -i {on} -pm 0", RESET, f"nvidia-smi -i {on} -pm 1"]
 
 
+def test_a_gpu_beyond_saying_its_persistence_mode_gets_that_of_the_others(
+    fleet: SimFleet, node: SimNode, rig: Rig, escalate: Escalate
+) -> None:
+    node.fault(*WANTS)
+    node.fault("persistence_mode@3", "[GPU requires reset]", when="index,persistence_mode")
+    node.fault("persistence_mode@5", "Disabled", when="index,persistence_mode")
+    rig.write(f"/run/units/{UNITS[1]}", "inactive")
+    on = "0,1,2,3,4,6,7"
+    rig.trouble("hang", f"nvidia-smi -i {on} -pm 1")
+
+    report = escalate()
+
+    assert rig.calls()[2:5] == [f"nvidia-smi -i {on} -pm 0", RESET, f"nvidia-smi -i {on} -pm 1"]
+    assert report.stopped[-1].owner == f"persistence mode of GPU {on}"
+    rig.calm()
+    assert restore(fleet, node).verdict is Verdict.READY
+
+
 @pytest.mark.parametrize("kind", ["fail", "hang"])
 @pytest.mark.parametrize("step", STEPS)
 def test_whatever_step_fails_all_runs_again_or_is_told(
@@ -450,17 +468,44 @@ def test_a_daemon_that_is_no_service_forbids_it(
     assert rig.calls() == []
 
 
+@pytest.mark.parametrize("allowed", ["gpu-reset", "reboot"])
+@pytest.mark.parametrize(
+    ("broken", "mended", "said"),
+    [
+        (
+            "mkdir -m 700 /var/lib/gpufleet-node; ln -s /dev/full /var/lib/gpufleet-node/stopped.new",
+            "true",
+            "cannot write /var/lib/gpufleet-node/stopped (disk full or read-only?)",
+        ),
+        (
+            "mount --bind /var/lib /var/lib && mount -o remount,bind,ro /var/lib",
+            "umount /var/lib",
+            "cannot make /var/lib/gpufleet-node (disk full or read-only?)",
+        ),
+    ],
+    ids=["full", "read-only"],
+)
 def test_a_full_disk_means_that_nothing_is_stopped(
-    node: SimNode, rig: Rig, escalate: Escalate
+    broken: str,
+    mended: str,
+    said: str,
+    allowed: str,
+    node: SimNode,
+    rig: Rig,
+    escalate: Escalate,
 ) -> None:
+    """Nor rebooted: a reboot doesn't cure a disk, and such a node may not come back."""
     node.fault(*WANTS)
-    node.exec(
-        "mkdir -m 700 /var/lib/gpufleet-node; ln -s /dev/full /var/lib/gpufleet-node/stopped.new"
-    )
+    assert node.exec(broken).returncode == 0
+    try:
+        report = escalate(allowed)
+    finally:
+        node.exec(mended)
 
-    report = escalate()
-
-    assert "cannot write /var/lib/gpufleet-node/stopped" in rungs(report)[0][1]
+    assert report.verdict is Verdict.BROKEN, report
+    assert report.reason == f"GPU reset: no: {said}; GPU 3 wants recovery action 'Reset'"
+    assert report.next_step.endswith("df -h /var/lib'")
+    assert rungs(report) == [("gpu-reset", f"no: {said}")]
     assert rig.calls() == []
 
 
@@ -1104,6 +1149,27 @@ def test_what_waited_for_its_turn_is_looked_at_and_guarded_again(
     node.exec("rm -f /run/busy")
     assert report.verdict is Verdict.SKIPPED, report
     assert (report.escalations, rig.calls()) == ((), [])
+
+
+def test_workload_that_came_while_it_waited_is_killed_and_nothing_else_forgotten(
+    node: SimNode, rig: Rig, escalate: Escalate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.fault(*WANTS)
+    monkeypatch.setattr(escalation, "STALE_S", 0.5)
+    came: list[object] = []
+
+    def turn(_host: str) -> str:
+        if not came:
+            job = ("python3", "-m", "sglang.launch_server")
+            came.append(node.start((Proc("job", job, memory={0: 900}),)))
+            time.sleep(0.6)
+        return ""
+
+    report = escalate(turn=turn)
+
+    assert report.verdict is Verdict.CLEAN, report
+    assert [line.signal for line in report.killed] == ["KILL"]
+    assert (rungs(report), rig.calls()) == ([("gpu-reset", "yes")], list(STEPS))
 
 
 def test_a_run_that_was_killed_in_its_midst_names_restore_in_the_record(

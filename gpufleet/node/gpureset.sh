@@ -21,7 +21,7 @@ gf_daemon_is() {
 }
 
 # gf_choose: 1 if nobody told. GF_CHOSEN becomes "KIND TARGET" of each that is up, and of persistence mode where no daemon
-# keeps it.
+# keeps it. A GPU that is beyond saying its mode had the others'.
 gf_choose() {
   GF_CHOSEN=
   for gf_unit in $GF_DAEMONS; do
@@ -36,13 +36,18 @@ gf_choose() {
     *)
       gf_bounded nvidia-smi --query-gpu=index,persistence_mode --format=csv,noheader
       gf_indices=
+      gf_on=
       while IFS=', ' read -r gf_index gf_mode; do
         case $gf_index,$gf_mode in
           *[!0-9]*,*) ;;
-          *,Enabled*) gf_indices="$gf_indices${gf_indices:+,}$gf_index" ;;
+          ,* | *,Disabled*) ;;
+          *)
+            gf_indices="$gf_indices${gf_indices:+,}$gf_index"
+            case $gf_mode in Enabled*) gf_on=yes ;; esac
+            ;;
         esac
       done <"$GF_FILE.out"
-      [ -z "$gf_indices" ] || GF_CHOSEN="${GF_CHOSEN}persistence $gf_indices
+      [ -z "$gf_on" ] || GF_CHOSEN="${GF_CHOSEN}persistence $gf_indices
 "
       ;;
   esac

@@ -10,7 +10,8 @@ GF_STOPPED=/var/lib/gpufleet-node/stopped
 
 gf_stopped_folder() {
   gf_folder=${GF_STOPPED%/*}
-  [ -d "$gf_folder" ] || mkdir -p "$gf_folder" 2>/dev/null # 0700 by the umask of frame.sh
+  [ -d "$gf_folder" ] || mkdir -p "$gf_folder" 2>/dev/null || # 0700 by the umask of frame.sh
+    gf_fail "cannot make $gf_folder (disk full or read-only?)"
   # shellcheck disable=SC2012  # as in frame.sh
   gf_listing=$(ls -ldn "$gf_folder" 2>&1)
   # shellcheck disable=SC2086  # words wanted: mode, links, owner, ...

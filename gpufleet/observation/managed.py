@@ -51,6 +51,13 @@ class Started:
     state: str
     words: str
 
+    @property
+    def name(self) -> str:
+        """As a reader knows it."""
+        if self.kind == "persistence":
+            return f"persistence mode of GPU {self.target}"
+        return self.target
+
 
 def parse_managed(answer: Answer) -> Managed:
     pods = {}

@@ -62,6 +62,8 @@ def climb(
         if state.run.clock() - state.seen_at > STALE_S:
             reconnect(state)
             judgement = again(state)
+            if state.plan is not None and state.plan.kill:  # it came while the node waited
+                judgement = act(state, judgement)
             continue
         judgement = _climbed(state, due, judgement, look, act)
     taken = [one for one in state.rungs if not one.done.startswith("no: ")]

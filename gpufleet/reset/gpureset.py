@@ -39,7 +39,7 @@ def reset_gpus(state: State) -> Taken:
     if "locked" in answer.sections:
         return locked(state, answer)
     if failed := one_line(answer.text("failed")):
-        return Taken(f"no: {failed}")
+        return Taken(f"no: {failed}", end=_unfit(state, failed))
     started = parse_started(answer)
     state.daemons += _stops(answer, started)
     done = _done(answer, limits.gpu_reset_s)
@@ -51,6 +51,14 @@ def locked(state: State, answer: Answer) -> Taken:
     reason = f"another reset holds this node: {one_line(answer.text('locked'))}"
     step = f"{state.spec.access.ssh_command} cat /run/gpufleet/lock  # wait for it"
     return Taken(f"no: {reason}", end=Judgement(Verdict.SKIPPED, reason, step))
+
+
+def _unfit(state: State, failed: str) -> Judgement:
+    """Something else is wrong with the node (its disk, as a rule), which a reboot doesn't cure either,
+    and from which it may not come back."""
+    reason = f"GPU reset: no: {failed}; {state.rungs[-1].why}"
+    step = f"{state.spec.access.ssh_command} 'ls -ld /var/lib/gpufleet-node; df -h /var/lib'"
+    return Judgement(Verdict.BROKEN, reason, step)
 
 
 def _done(answer: Answer, limit_s: float) -> str:
@@ -91,7 +99,7 @@ def _down(state: State, started: tuple[Started, ...]) -> Judgement | None:
     down = [one for one in started if one.state not in {"up", "starting"}]
     if not down:
         return None
-    names = ", ".join(f"{one.target} ({one.state}: {one.words})" for one in down)
+    names = ", ".join(f"{one.name} ({one.state}: {one.words})" for one in down)
     return Judgement(Verdict.BROKEN, f"not up again after the GPU reset: {names}", _restore(state))
 
 

@@ -159,7 +159,7 @@ def with_failures(
     down = [one for one in started if one.state not in {"up", "starting"}]
     if not down:
         return report
-    names = ", ".join(f"{one.target} ({one.state}: {one.words})" for one in down)
+    names = ", ".join(f"{one.name} ({one.state}: {one.words})" for one in down)
     reason = f"{prefix}not up again: {names}"
     return _unwell(report, Verdict.BROKEN, reason, host)
 

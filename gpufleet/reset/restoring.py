@@ -80,4 +80,5 @@ def _report(spec: NodeSpec, answer: Answer, elapsed_s: float) -> NodeReport:
 def _line(one: Started) -> Stopped:
     name = one.target.partition(":")[2] if one.kind == "user-service" else one.target
     action = _ACTIONS.get(one.kind, "{}").format(name)
-    return Stopped(one_line(name), one_line(action), "yes", restored(one))
+    known = name if one.kind == "user-service" else one.name
+    return Stopped(one_line(known), one_line(action), "yes", restored(one))

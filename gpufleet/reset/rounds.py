@@ -142,7 +142,7 @@ def learn(state: State, observation: Observation) -> None:
         for identity, signal in observation.act.signals.items():
             if decision := state.decided.get(identity):
                 state.killed[identity] = decision.line(signal)
-    if not first_look:
+    if not first_look and known:  # nothing comes back where nothing was killed
         fresh = [d for d in state.plan.kill if d.process.identity not in known]
         state.returned.extend(fresh)
         state.comebacks.update({str(d.process.owner) or d.process.command for d in fresh})
