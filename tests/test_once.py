@@ -115,7 +115,8 @@ def test_what_is_kept_is_bounded_and_closed_to_others(node: SimNode) -> None:
 def test_an_act_that_could_not_be_noted_has_not_begun(node: SimNode) -> None:
     (job,) = node.start((JOB,))
     folder = "/run/gpufleet/acts"
-    node.exec(f"mkdir -p {folder}; chmod 700 {folder}/.. {folder}; mount -t tmpfs -o size=4k,mode=700 none {folder}")
+    node.exec(f"mkdir -p {folder}; chmod 700 {folder}/.. {folder}")
+    node.exec(f"mount -t tmpfs -o size=4k,mode=700 none {folder}")
     try:
         node.exec(f"head -c 4096 /dev/zero >{folder}/fill")
         full = answered(node, "sh", act_of(job, "r1.1", keep=False))  # type: ignore[arg-type]
