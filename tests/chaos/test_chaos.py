@@ -26,7 +26,7 @@ from .workloads import WORKLOADS
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
-RESET = importlib.import_module("gpufleet.reset")
+ROUND = importlib.import_module("gpufleet.reset.rounds")
 ENOUGH = 40
 """Rounds in which each sabotage has shown itself many times over."""
 
@@ -156,7 +156,7 @@ def test_a_sabotaged_product_is_found_out(
 ) -> None:
     crew.quicken()
     for name, sabotage in what.items():
-        monkeypatch.setattr(RESET, name, sabotage(getattr(RESET, name)))
+        monkeypatch.setattr(ROUND, name, sabotage(getattr(ROUND, name)))
     [node] = chaos_fleet
 
     found = set()

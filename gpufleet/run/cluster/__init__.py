@@ -88,11 +88,12 @@ def _close(client: Client) -> None:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if isinstance(error, TypeError | AttributeError):  # it answers, and not as a scheduler does
+    secrecy = re.search("TLS|SSL|X509|PEM|No such file|Permission|security", text)
+    if isinstance(error, TypeError | AttributeError) and not secrecy:
         return f"what answers there is no scheduler of this version of Dask ({text})"[:300]
     if isinstance(error, OSError | TimeoutError):
         text = f"the scheduler can't be reached: {text}"
-    if re.search("TLS cert|SSL|X509|PEM|No such file|Permission|security", text):
+    if secrecy:
         text += f" ({_TLS})"
     return text[:500]
 
