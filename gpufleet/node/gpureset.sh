@@ -20,8 +20,8 @@ gf_daemon_is() {
   return 1
 }
 
-# gf_choose: 1 if nobody told. GF_CHOSEN becomes "KIND TARGET" of each that is up, and of persistence mode where no daemon
-# keeps it. A GPU that is beyond saying its mode had the others'.
+# gf_choose: GF_CHOSEN becomes "KIND TARGET" of each that is up, and of persistence mode where no daemon
+# keeps it; 1 if nobody told. A GPU that is beyond saying its mode had the others'.
 gf_choose() {
   GF_CHOSEN=
   for gf_unit in $GF_DAEMONS; do
