@@ -91,8 +91,6 @@ def async_ssh(at_once: int, where: Sequence[str], command: str, hosts: Sequence[
 
 def gpufleet_query(at_once: int, where: Sequence[str], command: str, hosts: Sequence[str]) -> int:
     """gpufleet's own way to the nodes, with the peers' command in place of a look."""
-    from dataclasses import dataclass  # noqa: PLC0415
-
     from gpufleet.model import NodeReport, Verdict  # noqa: PLC0415
     from gpufleet.policy import Access, NodeSpec, Policy  # noqa: PLC0415
     from gpufleet.run import Interrupt, run_nodes  # noqa: PLC0415
@@ -101,7 +99,6 @@ def gpufleet_query(at_once: int, where: Sequence[str], command: str, hosts: Sequ
 
     identity, known_hosts, port = where
 
-    @dataclass(frozen=True)
     class Query(Script):
         def text(self, token: str) -> str:
             asked = f"gf_tool query {command}\n"

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from bench.crowd import QUERY
 from bench.fanout import exponent
 from bench.measure import Run, measured
+from bench.peers import Hosts, library
 from bench.reset import Truth, free_gpus, start, truth
 from bench.table import table
 from tests.simfleet import SimFleet, scenes
@@ -70,3 +72,12 @@ def test_every_part_runs() -> None:
         assert f"\n## {title}" in done.stdout
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("| 1     | gpufleet  ")]
     assert "1 × right" in row
+
+
+@pytest.mark.parametrize("name", ["gpufleet", "bare", "fabric"])
+def test_a_library_asks_each_node_and_fails_where_one_does(name: str, fleet: SimFleet) -> None:
+    addresses = [node.address for node in fleet]
+    hosts = Hosts(addresses, fleet.port, fleet.identity_file, fleet.known_hosts)
+
+    assert measured(library(name)(hosts, QUERY).command).status == 0
+    assert measured(library(name)(hosts, "false").command).status != 0
