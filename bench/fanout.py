@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.crowd import QUERY, crowd
-from bench.measure import GPUFLEET, Run, measured, spread_of
+from bench.measure import GPUFLEET, Run, in_turn, measured, spread_of
 from bench.peers import PEERS, Call, Hosts, library
 from bench.table import ratio, table
 
@@ -30,10 +30,7 @@ def measure(
         with crowd(size) as (hosts, inventory):
             few = Hosts(hosts.addresses[:BARE_HOSTS], *_rest(hosts))
             bare = _cpu_per_host(few, library("bare")(few, QUERY), times)
-            runs = {
-                name: [measured(call.command, call.env) for _ in range(times)]
-                for name, call in calls(hosts, inventory, installed).items()
-            }
+            runs = in_turn(calls(hosts, inventory, installed), times, _measured)
         rows += _rows(size, runs, bare)
     head = (
         "hosts",
@@ -45,6 +42,10 @@ def measure(
         "wall / best peer",
     )
     say(table(f"`{QUERY}`", (*head, "failed runs"), rows))
+
+
+def _measured(call: Call) -> Run:
+    return measured(call.command, call.env)
 
 
 def _rest(hosts: Hosts) -> tuple[int, Path, Path]:

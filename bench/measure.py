@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 _PLAIN = Path(sys.prefix, "gpufleet", "bin", "gpufleet")
 GPUFLEET = [str(_PLAIN)] if _PLAIN.exists() else [sys.executable, "-m", "gpufleet"]
@@ -28,6 +29,19 @@ class Run:
     peak_mib: float
     status: int
     output: str
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_turn(calls: Mapping[str, T], times: int, one: Callable[[T], R]) -> dict[str, list[R]]:
+    """Each call once, then each once more: a machine whose speed drifts is as fast for all of them."""
+    runs: dict[str, list[R]] = {name: [] for name in calls}
+    for _ in range(times):
+        for name, call in calls.items():
+            runs[name].append(one(call))
+    return runs
 
 
 def measured(

@@ -6,10 +6,11 @@ The one-liner kills by pattern: it only ever runs on simulated nodes, in their p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.measure import GPUFLEET, Run, measured, spread_of
+from bench.measure import GPUFLEET, Run, in_turn, measured, spread_of
 from bench.peers import PEERS, Call, Hosts
 from bench.table import ratio, table
 from tests.simfleet import SimFleet, SimNode, scenes
@@ -85,17 +86,11 @@ def by_hand(fleet: SimFleet, peer: str) -> Call:
     return PEERS[peer](hosts, ONE_LINER)
 
 
-def runs_of(
-    fleet: SimFleet, call: Call, scene: Scene, times: int
-) -> tuple[list[Run], dict[str, int]]:
-    """Several runs, each on a freshly busy fleet, and how often the result was what."""
-    runs, results = [], dict[str, int]()
-    for _ in range(times):
-        running = start(fleet, scene)
-        runs.append(measured(call.command, call.env))
-        what = str(truth(fleet, running))
-        results[what] = results.get(what, 0) + 1
-    return runs, results
+def run_of(fleet: SimFleet, call: Call, scene: Scene) -> tuple[Run, str]:
+    """A run on a freshly busy fleet, and what the result was."""
+    running = start(fleet, scene)
+    run = measured(call.command, call.env)
+    return run, str(truth(fleet, running))
 
 
 def measure(
@@ -132,12 +127,11 @@ def _rows(
         if "pdsh" in installed:
             called = (by_hand(fleet, "pdsh"), late(seconds))
             calls[f"one-liner, pdsh, memory {seconds:g} s late"] = called
-    measured_runs = {
-        name: runs_of(fleet, call, scene, times) for name, (call, scene) in calls.items()
-    }
-    base = measured_runs.get("one-liner, pdsh", (None, {}))[0]
+    found = in_turn(calls, times, lambda each: run_of(fleet, *each))
+    base = [run for run, _ in found.get("one-liner, pdsh", [])]
     rows: list[tuple[object, ...]] = []
-    for name, (runs, results) in measured_runs.items():
+    for name, each in found.items():
+        runs, results = [run for run, _ in each], Counter(result for _, result in each)
         wall, cpu = (spread_of(runs, lambda r: r.wall_s), spread_of(runs, lambda r: r.cpu_s))
         against = ratio(spread_of(base, lambda r: r.wall_s).median, wall.median) if base else "-"
         said = "; ".join(f"{count} × {what}" for what, count in results.items())
