@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.crowd import crowd
-from bench.measure import Run, measured, spread_of
+from bench.measure import Run, in_turn, measured, spread_of
 from bench.table import ratio, table
 from tests.daskcluster import DaskCluster
 
@@ -57,10 +57,8 @@ def measure(
         for size in sizes:  # a table each: the large ones take their time
             load = os.getloadavg()[0]
             with crowd(size) as (_, inventory):
-                runs = {
-                    name: [measured(command, env) for _ in range(times)]
-                    for name, command, env in _ways(inventory, cluster, processes)
-                }
+                ways = {way[0]: way[1:] for way in _ways(inventory, cluster, processes)}
+                runs = in_turn(ways, times, lambda way: measured(*way))
             rows = _rows(size, load, runs)
             title = f"A whole look (`status`) at {size} nodes, `--parallel 64`"
             say(table(title, (*head, "load before"), rows))
