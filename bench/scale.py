@@ -19,7 +19,7 @@ import gpufleet.run.engine as engine
 from gpufleet.__main__ import main
 workers = int(sys.argv.pop(1))
 if workers == 1:  # one worker process, which the command line has no use for
-    engine._threads = lambda executor, *rest: engine._processes(1, *rest)
+    engine._threads = lambda executor, *rest: engine._processes(1, *rest[:-1])  # no turns
 elif workers:
     engine.MAX_PROCESSES = workers
     sys.argv += ["--processes", str(workers)]
