@@ -63,7 +63,10 @@ def _as_check(observation: Observation, plan: Plan, spec: NodeSpec) -> Judgement
     judgement = _as_status(observation, plan, spec)
     if observation.missing:
         reason = f"missing on the node: {', '.join(observation.missing)}"
-        step = f"{spec.access.ssh_command} apt-get install psmisc findutils util-linux coreutils"
+        what = "apt-get install psmisc findutils util-linux coreutils"
+        if "nvidia-smi" in observation.missing:  # the driver's, and no package's of these
+            what = "nvidia-smi"
+        step = f"{spec.access.ssh_command} {what}"
         judgement = Judgement(Verdict.UNKNOWN, reason, step, judgement.warnings)
     if observation.pid_namespace not in {"", HOST_PID_NAMESPACE}:
         note = f"this login sees process namespace {observation.pid_namespace}: a container?"

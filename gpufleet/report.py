@@ -92,11 +92,14 @@ def with_ports(report: NodeReport, ports: Mapping[int, Sequence[int]]) -> NodeRe
 
 
 def syslog_line(report: NodeReport, run_id: str, who: str) -> str:
-    """One line, at most 900 characters: run, who, verdict, what was killed; secrets are masked."""
+    """One line, at most 900 characters: run, who, verdict, what was killed and stopped; secrets are
+    masked."""
     killed = ", ".join(f"{line.pid} {line.user} {line.command[:60]}" for line in report.killed)
     text = f"run {run_id} by {who}: {report.verdict}, killed {len(report.killed)}"
+    stopped = ", ".join(stop.owner for stop in report.stopped if not stop.stopped.startswith("no:"))
+    text += f", stopped {stopped}" if stopped else ""
     reason = f"; {report.reason}" if report.reason else ""
-    return f"{text}{reason}: {killed}"[:900]
+    return f"{text}{reason}{f': {killed}' if killed else ''}"[:900]
 
 
 def _charged(observation: Observation | None) -> dict[int, int]:

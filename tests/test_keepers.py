@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpufleet.judge import Evidence, judge_reset
-from gpufleet.model import NodeReport, ProcessLine, Verdict
+from gpufleet.model import NodeReport, ProcessLine, Stopped, Verdict
 from gpufleet.observation import Observation, parse_observation, parse_ports, unused
 from gpufleet.observation.leftovers import parse_segments
 from gpufleet.plan import make_plan
@@ -191,6 +191,10 @@ def test_the_syslog_line_is_one_line_of_bounded_length() -> None:
     )
     assert len(text) == 900
     assert "\n" not in text
+
+    stops = (Stopped("docker:sglang", "docker stop"), Stopped("pod x", "kubectl", "no: denied"))
+    text = syslog_line(replace(report, killed=(), stopped=stops), "r1", "alice@ops1 pid 7")
+    assert text.endswith("DIRTY, killed 0, stopped docker:sglang; GPU 0: 5 MiB")
 
 
 def test_a_reset_that_acted_leaves_a_line_in_the_nodes_syslog(

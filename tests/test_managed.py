@@ -105,6 +105,7 @@ def test_a_container_is_stopped_and_started_again(
 ) -> None:
     """podman says `exited` of one that it is about to start again, and of one that was stopped."""
     container(node, tool)
+    node.tool("logger", 'printf "%s\\n" "$*" >/run/logged')
 
     report = reset_sim(stop="owner", restart=True)
 
@@ -115,6 +116,7 @@ def test_a_container_is_stopped_and_started_again(
         f"{tool} start {CONTAINER_ID}",
     ]
     assert not node.path(FILE).exists()
+    assert f"CLEAN, killed 0, stopped {tool}:sglang" in node.path("/run/logged").read_text()
 
 
 def test_grace_is_handed_to_docker(node: SimNode, reset_sim: Reset) -> None:

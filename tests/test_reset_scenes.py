@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Literal
 
 import pytest
 
@@ -287,10 +288,14 @@ def test_a_lock_ends_the_attempts_at_once(node: SimNode, reset_sim: Reset) -> No
     assert report.attempts == 1
 
 
-def test_an_interrupted_act_names_what_it_signalled(node: SimNode, fleet: SimFleet) -> None:
-    node.start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=30),))
+@pytest.mark.parametrize(("grace_s", "signal"), [(0, "KILL"), (15, "TERM")])
+def test_an_interrupted_act_names_what_it_signalled(
+    node: SimNode, fleet: SimFleet, grace_s: float, signal: str
+) -> None:
+    term: Literal["ignore"] = "ignore"
+    node.start((Proc("slow", ("python3", "train.py"), memory={0: 1000}, lag=30, term=term),))
     interrupted = threading.Event()
-    spec = spec_of(fleet, node)
+    spec = spec_of(fleet, node, Policy(limits=QUICK, timeout_s=40, grace_s=grace_s))
     session = connect(spec)
 
     def stop() -> None:
@@ -302,6 +307,6 @@ def test_an_interrupted_act_names_what_it_signalled(node: SimNode, fleet: SimFle
     report = reset_node(spec, lambda: session, Resetting("r", "tests", False, interrupted.is_set))
 
     assert report.verdict is Verdict.UNKNOWN, report
-    assert [(line.signal, line.command) for line in report.killed] == [("KILL", "python3 train.py")]
+    assert [(line.signal, line.command) for line in report.killed] == [(signal, "python3 train.py")]
     assert report.killed[0].why.endswith("end not confirmed")
     assert report.survivors == ()

@@ -144,6 +144,7 @@ gf_act() {
   GF_SHOWN=
   if [ "$GF_GRACE_CS" -gt 0 ] && [ -n "$GF_KILL" ]; then
     gf_signal TERM
+    gf_mark beat "TERM sent"
     gf_grace
     gf_now
   fi

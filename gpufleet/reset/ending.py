@@ -11,7 +11,7 @@ from gpufleet.node import close_script
 from gpufleet.observation import parse_ports
 from gpufleet.report import failed_report, node_report, syslog_line, with_ports
 from gpufleet.reset.escalation import WORDS, with_rungs
-from gpufleet.reset.owners import with_owners
+from gpufleet.reset.owners import stop_lines, with_owners
 from gpufleet.reset.state import State
 
 _CLOSE_S = 10.0
@@ -20,9 +20,10 @@ _CLOSE_S = 10.0
 def close(state: State, report: NodeReport) -> NodeReport:
     """Leave a line in the node's syslog, and learn which ports survivors keep. Both are extras: a
     node that won't take them has its verdict all the same."""
-    line = syslog_line(report, state.run.run_id, state.run.who)
+    told = replace(report, stopped=stop_lines(state))
+    line = syslog_line(told, state.run.run_id, state.run.who)
     script = close_script(line=line, ports=bool(report.survivors))
-    if state.transport is None or not (state.attempts or state.rungs):
+    if state.transport is None or not (state.attempts or state.rungs or state.stopped_any):
         return report
     try:
         answer = state.transport.run(script, timeout_s=_CLOSE_S)
@@ -69,7 +70,7 @@ def ended_early(state: State, error: NodeError) -> NodeReport:
     if state.signalled and state.plan is not None:
         for decision in state.plan.kill:
             unsure = replace(decision, why=f"{decision.why}; end not confirmed")
-            state.killed.setdefault(decision.process.identity, unsure.line("KILL"))
+            state.killed.setdefault(decision.process.identity, unsure.line(state.signalled))
         state.plan = replace(state.plan, kill=())
     return report_of(state, judgement)
 

@@ -122,7 +122,7 @@ def stop_owners(state: State) -> Judgement | None:
 def start_owners(state: State, report: NodeReport) -> NodeReport:
     """The report after what was stopped was started again, where that is asked for and the node CLEAN;
     else with how to do it."""
-    report = replace(report, stopped=_lines(state))
+    report = replace(report, stopped=stop_lines(state))
     if all(stop.kind == "job" for stop in state.to_restore):  # its user submits it again
         return report
     host = state.spec.name
@@ -148,7 +148,7 @@ def start_owners(state: State, report: NodeReport) -> NodeReport:
     for stop in state.stops:
         if one := states.get(stop.key):
             state.restored[stop.key] = restored(one)
-    report = replace(report, stopped=_lines(state), elapsed_s=round(state.elapsed_s, 3))
+    report = replace(report, stopped=stop_lines(state), elapsed_s=round(state.elapsed_s, 3))
     return with_failures(report, started, host, "clean, but ")
 
 
@@ -178,7 +178,7 @@ def _restore(host: str) -> str:
     return f"gpufleet restore --hosts {host}"
 
 
-def _lines(state: State) -> tuple[Stopped, ...]:
+def stop_lines(state: State) -> tuple[Stopped, ...]:
     stops = (
         Stopped(
             one_line(stop.owner),

@@ -109,8 +109,8 @@ class State:
     comebacks: Counter[str] = field(default_factory=Counter)
     refused: bool = False
     """The last act didn't take place: the lock is held, or the node lacks something."""
-    signalled: bool = False
-    """The script of the act under way has said that its signals are out."""
+    signalled: str = ""
+    """TERM or KILL, as soon as the script of the act under way has said that these signals are out."""
     opened: bool = False
     """`before` may have run, or an act begins: `after` is due."""
     managed: Managed | None = None

@@ -10,6 +10,8 @@ from gpufleet.observation import Observation, parse_memory_csv, parse_observatio
 from gpufleet.reset.state import State
 from gpufleet.transport import Answer, Beat, Script, Transport
 
+_SENT = {"TERM sent": "TERM", "signals sent": "KILL"}
+
 _ANSWER_MARGIN_S = 15.0
 """The node's own limits end a script; the connection's deadline only catches one that they don't."""
 
@@ -26,7 +28,7 @@ def ask(state: State, script: Script, *, timeout_s: float) -> Answer:
 
 def observe(state: State, script: Script, *, timeout_s: float) -> Observation:
     """Run a script that looks or acts, and notes when its signals are out."""
-    state.signalled = False
+    state.signalled = ""
     beat = _hearing(state)
     return parse_observation(exchange(state, script, timeout_s=timeout_s, beat=beat))
 
@@ -35,7 +37,7 @@ def _hearing(state: State) -> Beat:
     """Tells the heartbeats of a script that looks or acts: `dying: 4711 | 0, 61000 MiB;1, 0 MiB`."""
 
     def beat(text: str) -> None:
-        state.signalled = state.signalled or text == "signals sent"
+        state.signalled = _SENT.get(text, state.signalled)
         said, _, rows = text.partition(" | ")
         state.on_event(*(("settle", "") if said == "settle" else ("free", said)))
         if rows:
