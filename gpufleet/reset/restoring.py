@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpufleet.errors import ConnectionLost, NodeError
 from gpufleet.model import NodeReport, Stopped, Verdict
@@ -14,6 +16,14 @@ from gpufleet.report import failed_report
 from gpufleet.reset.owners import restored, with_failures
 from gpufleet.reset.state import OnEvent
 from gpufleet.transport import Answer, Transport
+
+_TOLD_BY = {
+    "service": "journalctl -n 50 -u",
+    "daemon": "journalctl -n 50 -u",
+    "docker": "docker logs --tail 50",
+    "podman": "podman logs --tail 50",
+    "supervisor": "supervisorctl tail",
+}
 
 _ACTIONS = {
     "service": "systemctl start {}",
@@ -74,7 +84,17 @@ def _report(spec: NodeSpec, answer: Answer, elapsed_s: float) -> NodeReport:
         elapsed_s=round(elapsed_s, 3),
         stopped=tuple(_line(one) for one in started),
     )
-    return report if reason else with_failures(report, started, host)
+    if reason:
+        return report
+    report = with_failures(report, started, host)
+    why = next((_why(one) for one in started if one.state not in {"up", "starting"}), "")
+    return replace(report, next_step=f"{ssh} {why}  # {report.next_step}") if why else report
+
+
+def _why(one: Started) -> str:
+    """The command that says why it doesn't run; "" where there is none: the start once more."""
+    asked = _TOLD_BY.get(one.kind)
+    return f"{asked} {shlex.quote(one_line(one.target))}" if asked else ""
 
 
 def _line(one: Started) -> Stopped:
