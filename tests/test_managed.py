@@ -397,7 +397,9 @@ def test_restore_says_what_does_not_come_up(node: SimNode, gpufleet: Command) ->
     report = ran.nodes()["gpu01"]
     assert (ran.code, report["verdict"]) == (1, "BROKEN")
     assert "No such container" in report["reason"]
-    assert f"docker logs --tail 50 {'e' * 64}  # gpufleet restore --hosts gpu01" in report["next_step"]
+    assert (
+        f"docker logs --tail 50 {'e' * 64}  # gpufleet restore --hosts gpu01" in report["next_step"]
+    )
     assert node.path(FILE).exists()
 
 

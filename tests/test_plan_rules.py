@@ -794,7 +794,10 @@ JOB = "/system.slice/slurmstepd.scope/job_123/step_0/user/task_0"
 
 @pytest.mark.parametrize(
     ("cgroup", "name", "step"),
-    [(JOB, "job 123", "scancel 123"), (POD, "pod 0a1b2c3d", "kubectl drain")],
+    [
+        (JOB, "job 123", "squeue -j 123  # after asking alice: scancel 123"),
+        (POD, "pod 0a1b2c3d", "kubectl drain"),
+    ],
 )
 def test_a_schedulers_job_keeps_the_node_from_being_acted_on(
     cgroup: str, name: str, step: str

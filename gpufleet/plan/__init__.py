@@ -185,7 +185,8 @@ def _jobs(decisions: list[Decision], processes: Mapping[int, Process]) -> tuple[
         process, owner = decision.process, decision.process.owner
         number = job_above(process, processes)
         if number:
-            found.setdefault(number, Job(f"job {number}", process.user, f"scancel {number}"))
+            step = f"squeue -j {number}  # after asking {process.user}: scancel {number}"
+            found.setdefault(number, Job(f"job {number}", process.user, step))
         elif owner.kind == "pod":
             step = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data"
             found.setdefault(owner.name, Job(f"pod {owner.name}", process.user, step))
