@@ -12,7 +12,7 @@ from gpufleet import run
 from gpufleet.model import NodeReport, Verdict
 from gpufleet.policy import Limits, Policy
 from gpufleet.reset import Resetting, reset_node
-from gpufleet.run import Progress
+from gpufleet.run import Progress, new_run_id
 from gpufleet.ssh import connect
 from tests.conftest import QUICK, Reset, spec_of
 from tests.simfleet import SGLANG, Proc, SimFleet, SimFleetError, SimNode
@@ -304,7 +304,9 @@ def test_an_interrupted_act_names_what_it_signalled(
 
     during_act(node, stop)
 
-    report = reset_node(spec, lambda: session, Resetting("r", "tests", False, interrupted.is_set))
+    report = reset_node(
+        spec, lambda: session, Resetting(new_run_id(), "tests", False, interrupted.is_set)
+    )
 
     assert report.verdict is Verdict.UNKNOWN, report
     assert [(line.signal, line.command) for line in report.killed] == [(signal, "python3 train.py")]
