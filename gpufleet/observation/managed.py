@@ -52,6 +52,10 @@ class Started:
     words: str
 
     @property
+    def runs(self) -> bool:
+        return self.state in {"up", "starting"}
+
+    @property
     def name(self) -> str:
         """As a reader knows it."""
         if self.kind == "persistence":

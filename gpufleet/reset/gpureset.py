@@ -96,7 +96,7 @@ def _stops(answer: Answer, started: tuple[Started, ...]) -> list[Stopped]:
 
 
 def _down(state: State, started: tuple[Started, ...]) -> Judgement | None:
-    down = [one for one in started if one.state not in {"up", "starting"}]
+    down = [one for one in started if not one.runs]
     if not down:
         return None
     names = ", ".join(f"{one.name} ({one.state}: {one.words})" for one in down)

@@ -156,7 +156,7 @@ def with_failures(
     report: NodeReport, started: Iterable[Started], host: str, prefix: str = ""
 ) -> NodeReport:
     """What was started and isn't up makes the node BROKEN: an exit status has to say so."""
-    down = [one for one in started if one.state not in {"up", "starting"}]
+    down = [one for one in started if not one.runs]
     if not down:
         return report
     names = ", ".join(f"{one.name} ({one.state}: {one.words})" for one in down)

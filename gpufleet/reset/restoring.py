@@ -87,7 +87,7 @@ def _report(spec: NodeSpec, answer: Answer, elapsed_s: float) -> NodeReport:
     if reason:
         return report
     report = with_failures(report, started, host)
-    why = next((_why(one) for one in started if one.state not in {"up", "starting"}), "")
+    why = next((_why(one) for one in started if not one.runs), "")
     return replace(report, next_step=f"{ssh} {why}  # {report.next_step}") if why else report
 
 
